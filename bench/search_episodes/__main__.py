@@ -174,9 +174,9 @@ class KnownSampler:
     async def complete(
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> SampledCompletion:
-        given = list(prompt.ids)
-        turn = given.count(self._stop) // 2  # one ends the system's message, one the question
-        episode = sum(given[: given.index(self._stop, given.index(self._stop) + 1)])
+        prompt_ids = list(prompt.ids)
+        turn = prompt_ids.count(self._stop) // 2  # one ends the system's message, one the question
+        episode = sum(prompt_ids[: prompt_ids.index(self._stop, prompt_ids.index(self._stop) + 1)])
         ids = self._ids[-1 if turn == TURNS else (episode * 3 + turn * 11) % PAGES]
         return SampledCompletion(ids, [-1.0] * len(ids))
 

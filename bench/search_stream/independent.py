@@ -100,13 +100,13 @@ def _in_another_process(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Start the three servers in a process of their own; yield the policy's URL, and the config of
     generator and judge. In this process they would take the episodes' processor time."""
-    ours, theirs = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_serve, args=(answering_servers, theirs))
+    pipe, child_pipe = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=_serve, args=(answering_servers, child_pipe))
     process.start()
     try:
-        yield ours.recv()
+        yield pipe.recv()
     finally:
-        ours.close()
+        pipe.close()
         process.join()
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.kits.float64 import doubled, float64
 from tests.kits.trainer.images import NEVER, tiny
 from tests.kits.trainer.images import rollouts as seen_rollouts
+from tests.kits.trainer.ranks.sharded_trainer import ShardedWorld
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
-from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext

@@ -54,9 +54,11 @@ def spent_in(path: Path) -> ApiUsage:
     What further processes of a run have in files of their own counts as well. Raises UserError for
     another kind of file, or a damaged one.
     """
-    others = rank_files(path)
-    taken = _taken(path) if others else set()
-    sums = [_spent_in_one(file) for file in (path, *others) if file.name not in taken]
+    files_of_ranks = rank_files(path)
+    merged_names = _merged_names(path) if files_of_ranks else set()
+    sums = [
+        _spent_in_one(file) for file in (path, *files_of_ranks) if file.name not in merged_names
+    ]
     return ApiUsage(
         calls=sum(usage.calls for usage in sums),
         prompt_tokens=sum(usage.prompt_tokens for usage in sums),
@@ -69,8 +71,8 @@ def rank_files(path: Path) -> dict[Path, str]:
     if not path.parent.is_dir():
         return {}
     names = [file for file in sorted(path.parent.iterdir()) if file.suffix == path.suffix]
-    rests = [(file, file.stem.removeprefix(path.stem)) for file in names if file != path]
-    return {file: match[1] for file, rest in rests if (match := _RANK_FILE.fullmatch(rest))}
+    suffixes = [(file, file.stem.removeprefix(path.stem)) for file in names if file != path]
+    return {file: match[1] for file, suffix in suffixes if (match := _RANK_FILE.fullmatch(suffix))}
 
 
 def run_hash(run: str) -> str:
@@ -78,7 +80,7 @@ def run_hash(run: str) -> str:
     return hashlib.sha256(run.encode()).hexdigest()[:12]
 
 
-def _taken(path: Path) -> set[str]:
+def _merged_names(path: Path) -> set[str]:
     """Return the names of the rank files whose content the main file has."""
     try:
         with closing(_read_only(path)) as db:

@@ -27,7 +27,7 @@ _LONGEST = "reward_waited_s"
 
 
 class RunShare:
-    """What one process shares with the others of its run: claims, answers, judge and money.
+    """Holds what one process shares with the others of its run: claims, answers, judge and money.
 
     Every process has to create it, before any paid call. The main process first takes over what
     processes of an earlier start have left. Raises UserError on the main process; the others then
@@ -44,9 +44,9 @@ class RunShare:
     def open_cache(self) -> SharedAnswerCache:
         """Return this process's file of paid answers, opened once."""
         if self._cache is None:
-            own = rank_file(self._path, self._run, self._start, self.calls.rank)
-            known = known_file(self._path, self._run)
-            self._cache = SharedAnswerCache(own, self._run, self.calls, known)
+            own_file = rank_file(self._path, self._run, self._start, self.calls.rank)
+            known_answers = known_file(self._path, self._run)
+            self._cache = SharedAnswerCache(own_file, self._run, self.calls, known_answers)
         return self._cache
 
     def close(self) -> None:

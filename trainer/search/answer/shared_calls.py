@@ -70,12 +70,12 @@ class SharedCalls:
 class SharedAnswerCache(PaidAnswerCache):
     """The file of paid answers of one of several processes.
 
-    path: of its own file. known: the copy of the answers that the main file had at the start; None
-    for the main process, whose file has them.
+    path: of its own file. known_file: the copy of the answers that the main file had at
+    the start; None for the main process, whose file has them.
     """
 
-    def __init__(self, path: Path, run: str, calls: SharedCalls, known: Path | None) -> None:
-        self._known = None if known is None else opened_copy(known)
+    def __init__(self, path: Path, run: str, calls: SharedCalls, known_file: Path | None) -> None:
+        self._known_answers = None if known_file is None else opened_copy(known_file)
         super().__init__(path, run)
         self._calls = calls
         self._news: dict[bytes, list[asyncio.Event]] = defaultdict(list)
@@ -86,15 +86,19 @@ class SharedAnswerCache(PaidAnswerCache):
 
     async def get(self, key: bytes) -> dict[str, Any] | None:
         """Return the answer of a key, or None."""
-        found = await super().get(key)
-        return found if found is not None or self._known is None else await self._get_known(key)
+        answer = await super().get(key)
+        return (
+            answer
+            if answer is not None or self._known_answers is None
+            else await self._get_known(key)
+        )
 
     async def _get_known(self, key: bytes) -> dict[str, Any] | None:
-        known = self._known
-        assert known is not None
+        known_answers = self._known_answers
+        assert known_answers is not None
         query = "SELECT value FROM answers WHERE key = ?"
         return self._unpacked(
-            key, await self._execute(lambda _: known.execute(query, (key,)).fetchone())
+            key, await self._execute(lambda _: known_answers.execute(query, (key,)).fetchone())
         )
 
     @asynccontextmanager
@@ -154,8 +158,8 @@ class SharedAnswerCache(PaidAnswerCache):
         if self._reader is not None:
             self._reader.cancel()
         super().close()
-        if self._known is not None:
-            self._known.close()
+        if self._known_answers is not None:
+            self._known_answers.close()
 
     def _listen(self) -> None:
         if self._reader is None:
@@ -163,12 +167,12 @@ class SharedAnswerCache(PaidAnswerCache):
 
     async def _claim(self, key: bytes) -> bool:
         """Claim a key, and return whether this process has it now."""
-        name, own = f"claim {key.hex()}", str(self._calls.rank)
+        name, own_rank = f"claim {key.hex()}", str(self._calls.rank)
         owner = await self._calls.run(
-            lambda: self._calls.store.replace(name, "", own),
-            lambda owner: self._release(key) if owner == own else None,
+            lambda: self._calls.store.replace(name, "", own_rank),
+            lambda owner: self._release(key) if owner == own_rank else None,
         )
-        return owner == own
+        return owner == own_rank
 
     def _release(self, key: bytes) -> None:
         """Free a claim without an answer, and tell those who wait."""

@@ -22,7 +22,7 @@ _PAUSE_S = (0.02, 0.5)
 
 
 class Account(BaseModel):
-    """What a run has spent and reserved, by server, in calls and tokens.
+    """Holds what a run has spent and reserved, by server, in calls and tokens.
 
     in_flight: calls with a reservation. writer: of this version, so that no two are equal.
     """
@@ -119,8 +119,8 @@ class SharedSpendTracker(SpendTracker):
             account.reserve(server, -prompt, -completion, -1)
             return True
 
-        def undo(taken: tuple[Account, bool]) -> None:
-            if taken[1]:
+        def undo(change: tuple[Account, bool]) -> None:
+            if change[1]:
                 self._account.change(release)
 
         while True:
@@ -135,9 +135,9 @@ class SharedSpendTracker(SpendTracker):
             yield
         finally:
             # no await: a cancelled call must not keep its reservation
-            ended = self._calls.submit(lambda: self._account.change(release))
+            released = self._calls.submit(lambda: self._account.change(release))
             if self._calls.rank == 0:
-                ended.add_done_callback(self._log_account)
+                released.add_done_callback(self._log_account)
 
     def _log_account(self, changed: Future[tuple[Account, bool]]) -> None:
         if changed.exception() is None:  # else the next call raises it

@@ -82,10 +82,8 @@ class EpisodeCollector:
             return None
         except (UserError, IndexChanged) as error:
             self.stop_reason = blocking_reason(f"update {update}", error)
-            own = self.episodes.stream.so_far(update, self.cfg.rollout.deadline_s)
-            finished = {
-                trajectory.trajectory_id: trajectory for trajectory in self.world.gather(own)
-            }
+            collected = self.episodes.stream.so_far(update, self.cfg.rollout.deadline_s)
+            finished = {t.trajectory_id: t for t in self.world.gather(collected)}
             self._store(update, final | finished)
             return None
 
@@ -205,7 +203,7 @@ class EpisodeCollector:
         return _SampledEpisodes(finished, rollouts)
 
     def _gather_rollouts(
-        self, own: dict[str, Rollout], final: Mapping[str, Trajectory]
+        self, own_rollouts: dict[str, Rollout], final: Mapping[str, Trajectory]
     ) -> dict[str, Rollout]:
         """Return the rollouts of all processes by id, in the order of the episodes.
 
@@ -213,10 +211,10 @@ class EpisodeCollector:
         its images from the store.
         """
         if self.world.size == 1:
-            return own
+            return own_rollouts
         sent = {
             id: (replace(rollout, images=()), [image.grid for image in rollout.images])
-            for id, rollout in own.items()
+            for id, rollout in own_rollouts.items()
         }
         all_rollouts: dict[str, Rollout] = {}
         for part in self.world.gather([sent]):
@@ -228,7 +226,7 @@ class EpisodeCollector:
                         StoredImage(sha256, grid, reader, load)
                         for sha256, grid in zip(tokens.images, grids, strict=True)
                     ]
-                all_rollouts[id] = own.get(id, rollout)
+                all_rollouts[id] = own_rollouts.get(id, rollout)
         return all_rollouts
 
     def _goes_on(self, update: int, num_tries: int, reason: str) -> bool:

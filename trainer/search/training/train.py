@@ -204,10 +204,10 @@ class SearchTask:
         """Return the stats of rewards, groups, search behavior and cost, of all processes."""
         assert isinstance(batch, SearchBatch)
         answering = self.services.answering
-        own = {name: value for name, value in batch.waited.items() if value is not None}
+        own_stats = {name: value for name, value in batch.waited.items() if value is not None}
         if answering is not None:
-            own |= answering.stats()
-        return update_stats(batch.final) | merge_step_stats(self.world.gather([own]))
+            own_stats |= answering.stats()
+        return update_stats(batch.final) | merge_step_stats(self.world.gather([own_stats]))
 
     def advantages(self, rollouts: list[Rollout], rewards: list[Trajectory]) -> TokenAdvantages:
         """Return the advantages with the options of `rl`."""

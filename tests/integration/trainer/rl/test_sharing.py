@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.kits.trainer import forked_trainer
+from tests.kits.trainer.ranks.shared_gradients import CASES, CUTS
 from tests.kits.trainer.runs import write_examples
-from tests.kits.trainer.shared_gradients import CASES, CUTS
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -22,7 +22,7 @@ TOLERANCES = {"float64": 1e-12, "float32": 1e-6}
 
 def results(folder: Path, processes: int) -> dict[str, Any]:
     result = forked_trainer.completed(
-        "tests.kits.trainer.shared_gradients",
+        "tests.kits.trainer.ranks.shared_gradients",
         str(folder / "out.pt"),
         environment=ENVIRONMENT,
         ranks=processes,

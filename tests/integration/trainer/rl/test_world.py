@@ -197,7 +197,7 @@ def test_any_number_of_prompts_can_be_shared(
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         result = forked(
-            "tests.kits.trainer.sharded_trainer",
+            "tests.kits.trainer.ranks.sharded_trainer",
             str(config_file),
             weights,
             *runs,
@@ -229,7 +229,7 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         for weights in ("whole", "sharded"):
             result = forked(
-                "tests.kits.trainer.sharded_trainer",
+                "tests.kits.trainer.ranks.sharded_trainer",
                 str(config_file),
                 weights,
                 f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}",
@@ -286,7 +286,7 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
 
 def test_a_process_that_stops_within_an_exchange_is_named() -> None:
     """Check a stop during a torch exchange: torch itself waits and reports no process."""
-    result = torchrun("tests.kits.trainer.late_process")
+    result = torchrun("tests.kits.trainer.ranks.late_process")
     assert result.returncode != 0
     assert re.search(
         r"Stalled: process 0 of 2 has waited for 4 s at 'update 7, learning' "

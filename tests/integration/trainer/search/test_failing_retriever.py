@@ -127,21 +127,21 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
 def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
     failure: Fault, moody: FlakyServer, tmp_path: Path
 ) -> None:
-    ended: set[str] = set()
+    ended_ids: set[str] = set()
 
     def script(turn_request: TurnRequest) -> str:
         if turn_request.trajectory_id.startswith("second"):
             return search("rainfall")
         if turn_request.turn == 1:
             return search("births")
-        ended.add(turn_request.trajectory_id)
+        ended_ids.add(turn_request.trajectory_id)
         return COMPLETE
 
     def mood(path: str, body: str) -> Fault | None:
         """Answer the second question only when the first one's episodes have ended, and badly."""
         if "rainfall" not in body:
             return None
-        return failure if len(ended) == 2 else "hang"
+        return failure if len(ended_ids) == 2 else "hang"
 
     moody.mood = mood
     with running_app(moody) as url, closing(Run(url, tmp_path, deadline_s=3.0)) as run:

@@ -179,7 +179,7 @@ def test_an_earlier_evaluation_is_replaced_only_when_asked(config: Path, tmp_pat
     assert not (tmp_path / "comparison.html").exists()  # its evaluation no longer exists
 
 
-@pytest.mark.parametrize("module", ["trainer", "tests.kits.trainer.sharded_evaluation"])
+@pytest.mark.parametrize("module", ["trainer", "tests.kits.trainer.ranks.sharded_evaluation"])
 def test_several_processes_give_the_figures_of_one(
     config: Path, checkpoint: Path, tmp_path: Path, module: str
 ) -> None:

@@ -21,7 +21,7 @@ from tests.kits.trainer.searching import learning
 from trainer.search.answer.answer_cache import rank_files, spent_in
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-MODULE = "tests.kits.trainer.paying_ranks"
+MODULE = "tests.kits.trainer.ranks.paying_ranks"
 Steps = Sequence[Sequence[Sequence[str]]]
 
 
@@ -59,7 +59,7 @@ class Town:
         printed: dict[str, Any] = json.loads(out)
         return printed
 
-    def asked(self) -> Counter[str]:
+    def request_counts(self) -> Counter[str]:
         """Return how often the generator got a request for each question."""
         return Counter(
             request.body["messages"][1]["content"][0]["text"] for request in self.fake.requests
@@ -93,7 +93,7 @@ def test_what_all_processes_ask_at_once_is_paid_once(town: Town) -> None:
     town.fake.hang = False
     out, errors = command.communicate()
     assert command.returncode == 0, errors
-    assert town.asked() == dict.fromkeys(questions, 1)
+    assert town.request_counts() == dict.fromkeys(questions, 1)
     stats = json.loads(out)["stats"]
     assert stats["cost/generator_calls"] == 12
     assert (stats["answers/ok"], stats["answers/cached"]) == (12, 24)
@@ -105,12 +105,12 @@ def test_what_all_processes_ask_at_once_is_paid_once(town: Town) -> None:
 def test_an_answer_of_another_process_is_known_in_later_steps_and_starts(town: Town) -> None:
     ring = [[names(0, 1), names(2)], [names(2), names(0, 1)], [names(1), names(0)]]
     stats = town.run(ring, 2)["stats"]
-    assert town.asked() == dict.fromkeys(names(0, 1, 2), 1)
+    assert town.request_counts() == dict.fromkeys(names(0, 1, 2), 1)
     assert (stats["cost/generator_calls"], stats["answers/cached"]) == (3, 5)
     assert town.run([[names(0), names(2), names(1)]], 3)["stats"]["cost/generator_calls"] == 3
     stats = town.run([[names(0, 1, 2, 3)]], 1)["stats"]
     assert (stats["cost/generator_calls"], stats["answers/cached"]) == (4, 3)
-    assert town.asked() == dict.fromkeys(names(0, 1, 2, 3), 1)
+    assert town.request_counts() == dict.fromkeys(names(0, 1, 2, 3), 1)
 
 
 def test_who_waits_for_a_failed_call_pays_itself(town: Town) -> None:
@@ -122,7 +122,7 @@ def test_who_waits_for_a_failed_call_pays_itself(town: Town) -> None:
     out, errors = command.communicate()
     assert command.returncode == 0, errors
     stats = json.loads(out)["stats"]
-    assert town.asked() == {"number 0": 2}
+    assert town.request_counts() == {"number 0": 2}
     assert (stats["answers/ok"], stats["answers/failed"]) == (1, 1)
     assert stats["cost/generator_calls"] == 1
 
@@ -164,9 +164,9 @@ def test_a_run_that_is_killed_goes_on_with_other_processes(
     wait_until(lambda: town.fake.in_flight == 0)
     town.fake.hang = False
     stats = town.run([[questions[rank::after] for rank in range(after)]], after)["stats"]
-    asked = town.asked()
-    assert all(asked[question] == 1 for question in had)
-    assert all(asked[question] <= 2 for question in questions)
+    counts = town.request_counts()
+    assert all(counts[question] == 1 for question in had)
+    assert all(counts[question] <= 2 for question in questions)
     assert stats["cost/generator_calls"] == spent_in(town.answers).calls == 20
     assert stats["answers/cached"] == 10 and not rank_files(town.answers)
 

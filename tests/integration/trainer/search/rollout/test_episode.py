@@ -42,9 +42,11 @@ GOOD, BAD = 8, "0-0-0"
 
 
 @contextmanager
-def failing_for(app: object, fault: Fault, is_bad: Callable[[str], bool]) -> Iterator[FlakyServer]:
+def failing_for(
+    app: object, failure: Fault, is_bad: Callable[[str], bool]
+) -> Iterator[FlakyServer]:
     """Serve an app that fails one kind of request, at most until the block ends."""
-    flaky = FlakyServer(app, lambda path, body: fault if is_bad(body) else None)
+    flaky = FlakyServer(app, lambda path, body: failure if is_bad(body) else None)
     try:
         yield flaky
     finally:
@@ -62,16 +64,16 @@ class Ends:
         if len(set(self.ids) - {BAD}) == GOOD:
             self.server.recover()
 
-    def check(self, trajectories: list[Trajectory], fault: Fault) -> None:
+    def check(self, trajectories: list[Trajectory], failure: Fault) -> None:
         bad, *good = trajectories
         assert [trajectory.end for trajectory in good] == ["complete"] * GOOD
         assert bad.end in ("complete", "failed")
-        if fault in PASSING:
+        if failure in PASSING:
             assert bad.end == "complete" and self.ids[-1] == BAD
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_retriever_that_fails_one_episode_delays_no_other(fault: Fault, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failure", FAULTS)
+def test_a_retriever_that_fails_one_episode_delays_no_other(failure: Fault, tmp_path: Path) -> None:
     stand_in = StandInRetriever(PAGES)
     bad, good = [search("bad"), COMPLETE], [*[search("births")] * 3, COMPLETE]
     policy = ScriptPolicy(
@@ -80,7 +82,7 @@ def test_a_retriever_that_fails_one_episode_delays_no_other(fault: Fault, tmp_pa
     cfg = SearchConfig.model_validate({"reward": {"preset": "phase1"}})
     store = TrajectoryStore(tmp_path / "trajectories", "run")
     with (
-        failing_for(stand_in.app, fault, lambda body: "bad" in body) as server,
+        failing_for(stand_in.app, failure, lambda body: "bad" in body) as server,
         running_app(server) as url,
         closing(Retriever(url, timeout_s=60, deadline_s=60)) as retriever,
         closing(RewardStream(cfg.reward, None, store.read_image)) as stream,
@@ -89,14 +91,14 @@ def test_a_retriever_that_fails_one_episode_delays_no_other(fault: Fault, tmp_pa
         runner = EpisodeRunner(cfg, retriever, stream, store, tolerates_outage=True)
         rows = [(0, ask("bad")), (1, ask("good", n_agent=GOOD))]
         done = runner.run(policy, rows, step=0, samples=1, on_done=ends)
-    ends.check(list(done.values()), fault)
+    ends.check(list(done.values()), failure)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_policy_server_that_fails_one_episode_delays_no_other(fault: Fault) -> None:
+@pytest.mark.parametrize("failure", FAULTS)
+def test_a_policy_server_that_fails_one_episode_delays_no_other(failure: Fault) -> None:
     fake = FakeOpenAI("searcher", respond=lambda body, seed: COMPLETE)
     with (
-        failing_for(fake.app, fault, lambda body: "bad one" in body) as server,
+        failing_for(fake.app, failure, lambda body: "bad one" in body) as server,
         running_app(server) as url,
         closing(
             ChatPolicy(lambda: LLMClient(f"{url}/v1", "searcher"), Sampling(max_tokens=64))
@@ -115,19 +117,19 @@ def test_a_policy_server_that_fails_one_episode_delays_no_other(fault: Fault) ->
             on_done=ends,
             save_image=lambda sha256, png: None,
         )
-    ends.check(done, fault)
+    ends.check(done, failure)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("failure", FAULTS)
 def test_a_vllm_server_that_fails_one_prompt_delays_no_other(
-    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     policy = save_policy(tmp_path / "policy", letter_tokenizer(), initializer_range=0.5)
     stub = VLLMStub(policy)
-    ended: list[int] = []
+    ended_numbers: list[int] = []
     with (
-        failing_for(stub.app, fault, lambda body: "[7,7,7,2]" in body.replace(" ", "")) as server,
+        failing_for(stub.app, failure, lambda body: "[7,7,7,2]" in body.replace(" ", "")) as server,
         running_app(server) as url,
     ):
         cfg = config(url, policy, tmp_path / "run")
@@ -142,8 +144,8 @@ def test_a_vllm_server_that_fails_one_prompt_delays_no_other(
             except CompletionFailed:
                 return None
             finally:
-                ended.append(number)
-                if len(set(ended) - {0}) == GOOD:
+                ended_numbers.append(number)
+                if len(set(ended_numbers) - {0}) == GOOD:
                     server.recover()
 
         async def all_prompts(sampler: VLLMSampler) -> list[SampledCompletion | None]:
@@ -162,5 +164,5 @@ def test_a_vllm_server_that_fails_one_prompt_delays_no_other(
             sampler.sync_weights(model, 0)
             bad, *good = asyncio.run(all_prompts(sampler))
     assert None not in good
-    if fault in PASSING:
-        assert bad is not None and ended[-1] == 0
+    if failure in PASSING:
+        assert bad is not None and ended_numbers[-1] == 0

@@ -56,7 +56,7 @@ def train(
 def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
     """Run the same in two processes that shard the weights."""
     result = forked_trainer.completed(
-        "tests.kits.trainer.sharded_trainer",
+        "tests.kits.trainer.ranks.sharded_trainer",
         str(policy.config),
         "sharded",
         ",".join([f"misc.run_dir={out}", *overrides]),
@@ -104,9 +104,9 @@ def test_a_policy_that_sees_learns_from_its_crops(
 ) -> None:
     lines = train(policy, tmp_path / "run", f"policy.lora.r={rank}")
     check_learned(policy, lines, tmp_path / "run/checkpoints/step-000003")
-    learned = [line for line in lines if line["steps"]]  # others had groups without spread
-    assert all(line["clip_frac"] < 1 for line in learned)  # the first step clips nothing
-    assert all(line["clip_frac"] == 0 for line in learned if line["steps"] == 1)
+    lines_with_steps = [line for line in lines if line["steps"]]  # others had groups without spread
+    assert all(line["clip_frac"] < 1 for line in lines_with_steps)  # the first step clips nothing
+    assert all(line["clip_frac"] == 0 for line in lines_with_steps if line["steps"] == 1)
 
 
 @pytest.mark.slow

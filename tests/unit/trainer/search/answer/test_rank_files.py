@@ -102,12 +102,12 @@ def test_an_answer_that_was_paid_for_again_replaces_a_damaged_one(tmp_path: Path
 
 def test_files_of_processes_that_still_run_stay(tmp_path: Path) -> None:
     main = write(tmp_path / "answers.sqlite", "a")
-    own, other = rank_file(main, "run", "0" * 8, 1), rank_file(main, "other", "1" * 8, 1)
+    of_run, other = rank_file(main, "run", "0" * 8, 1), rank_file(main, "other", "1" * 8, 1)
     with closing(PaidAnswerCache(other, "other")):
         take_over_left(main, "run")
         assert other.exists()
     with (
-        closing(PaidAnswerCache(own, "run")),
+        closing(PaidAnswerCache(of_run, "run")),
         pytest.raises(UserError, match="another process of the run 'run' has it open"),
     ):
         take_over_left(main, "run")

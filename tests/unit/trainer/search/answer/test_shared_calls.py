@@ -302,7 +302,7 @@ def test_the_processes_never_spend_more_than_the_cap(
                 refused.append(reserved)
 
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.gather(*(call(*each) for each in calls))
+            await asyncio.gather(*(call(*arguments) for arguments in calls))
         return trackers
 
     with shared_calls(3) as of_ranks:
@@ -321,21 +321,21 @@ def test_a_call_that_is_cancelled_keeps_no_money() -> None:
     async def work(of_ranks: list[SharedCalls]) -> None:
         SharedAccount(of_ranks[0].store).open({})
         trackers = [SharedSpendTracker(cfg, {}, calls) for calls in of_ranks]
-        began: Counter[int] = Counter()
+        num_started: Counter[int] = Counter()
 
         async def call(rank: int) -> None:
             async with trackers[rank].reserved("generator", 900_000, 0):
-                began[rank] += 1
+                num_started[rank] += 1
                 await asyncio.Event().wait()
 
         async with asyncio.timeout(PATIENCE_S):
             first = asyncio.create_task(call(0))
-            while not began[0]:
+            while not num_started[0]:
                 await asyncio.sleep(0.001)
             second = asyncio.create_task(call(1))
             await asyncio.sleep(0)
             first.cancel()
-            while not began[1]:
+            while not num_started[1]:
                 await asyncio.sleep(0.001)
             second.cancel()
             async with trackers[0].reserved("generator", 1_000_000, 0):
@@ -344,9 +344,9 @@ def test_a_call_that_is_cancelled_keeps_no_money() -> None:
             third = asyncio.create_task(call(0))
             await asyncio.sleep(0)
             third.cancel()
-            ended = await asyncio.gather(first, second, third, return_exceptions=True)
-            assert [type(error) for error in ended] == [asyncio.CancelledError] * 3
-            assert began == {0: 1, 1: 1}
+            errors = await asyncio.gather(first, second, third, return_exceptions=True)
+            assert [type(error) for error in errors] == [asyncio.CancelledError] * 3
+            assert num_started == {0: 1, 1: 1}
             async with trackers[1].reserved("generator", 1_000_000, 0):
                 pass
 

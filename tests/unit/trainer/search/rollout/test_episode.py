@@ -88,7 +88,7 @@ def test_nothing_found_is_an_observation() -> None:
 
 def test_a_slow_search_delays_no_other_episode() -> None:
     """Let one search last until all other episodes have ended, with all of their turns."""
-    others_ended, ended = threading.Event(), list[str]()
+    others_ended, ended_ids = threading.Event(), list[str]()
 
     class SlowOnce(PagesHere):
         def search(self, queries: Any, top_k: int = 10) -> Any:
@@ -97,15 +97,15 @@ def test_a_slow_search_delays_no_other_episode() -> None:
             return super().search(queries, top_k)
 
     def note(trajectory: Trajectory) -> None:
-        ended.append(trajectory.trajectory_id)
-        if len(ended) == 8:
+        ended_ids.append(trajectory.trajectory_id)
+        if len(ended_ids) == 8:
             others_ended.set()
 
     policy = by_question({"slow": [search("month")], "quick": [search("births")] * 3})
     done = played(
         policy, [ask("slow"), ask("quick", n_agent=8)], pages=SlowOnce(), samples=1, on_done=note
     )
-    assert ended[-1] == "slow/0" and sorted(ended[:8]) == [f"quick/{n}" for n in range(8)]
+    assert ended_ids[-1] == "slow/0" and sorted(ended_ids[:8]) == [f"quick/{n}" for n in range(8)]
     assert [len(trajectory.turns) for trajectory in done] == [2] + [4] * 8
 
 
@@ -116,16 +116,16 @@ def test_a_slow_turn_of_the_policy_delays_no_other_episode() -> None:
                 await asyncio.wait_for(others_ended.wait(), 60)
             return await super().turn(request)
 
-    others_ended, ended = asyncio.Event(), list[str]()
+    others_ended, ended_ids = asyncio.Event(), list[str]()
 
     def note(trajectory: Trajectory) -> None:
-        ended.append(trajectory.trajectory_id)
-        if len(ended) == 3:
+        ended_ids.append(trajectory.trajectory_id)
+        if len(ended_ids) == 3:
             others_ended.set()
 
     policy = SlowOnce(lambda request: search("births") if request.turn < 4 else COMPLETE)
     played(policy, [ask("slow"), ask("quick", n_agent=3)], samples=1, on_done=note)
-    assert ended[-1] == "slow/0"
+    assert ended_ids[-1] == "slow/0"
 
 
 def test_an_error_of_one_episode_cancels_the_others() -> None:

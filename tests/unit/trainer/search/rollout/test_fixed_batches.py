@@ -31,14 +31,17 @@ class Recording:
 
 
 class Sharded:
-    """Two processes that share the weights. others: episodes of the other one, at each call."""
+    """Two processes that share the weights.
 
-    def __init__(self, others: list[int]) -> None:
-        self.others, self.own = others, list[int]()
+    other_passes: running episodes of the other one, at each call.
+    """
+
+    def __init__(self, other_passes: list[int]) -> None:
+        self.other_passes, self.own_passes = other_passes, list[int]()
 
     def max_passes(self, running: int) -> int:
-        self.own.append(running)
-        return max(running, self.others.pop(0) if self.others else 0)
+        self.own_passes.append(running)
+        return max(running, self.other_passes.pop(0) if self.other_passes else 0)
 
 
 def run(turns: dict[str, list[int]], delays: dict[str, float], world: Any = None) -> Recording:
@@ -77,7 +80,7 @@ def test_processes_that_share_the_weights_make_the_same_calls() -> None:
     """Let the other process have three turns, and this one two; then the other one fewer."""
     world = Sharded([4, 4, 1, 0])
     assert run({"a": [1, 2]}, {}, world).batches == [[1], [2], []]
-    assert world.own == [1, 1, 0, 0]
+    assert world.own_passes == [1, 1, 0, 0]
     world = Sharded([4, 0])
     assert run({"a": [1, 2]}, {}, world).batches == [[1], [2]]
-    assert world.own == [1, 1, 0]
+    assert world.own_passes == [1, 1, 0]

@@ -1,6 +1,6 @@
 """Processes the last of which stops in an exchange after the barrier: the others report it.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
+torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.late_process
 """
 
 from __future__ import annotations

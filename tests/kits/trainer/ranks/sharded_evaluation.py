@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import trainer.translation.evaluation.run
-from tests.kits.trainer.sharded_trainer import ShardedWorld
+from tests.kits.trainer.ranks.sharded_trainer import ShardedWorld
 from trainer.__main__ import app
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Computes gradients of a tiny policy in any number of processes, with many cuts into passes.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.shared_gradients OUT
+torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.shared_gradients OUT
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import nn
 from tests.kits.float64 import float64
 from tests.kits.trainer.images import rollouts as image_rollouts
 from tests.kits.trainer.images import tiny
+from tests.kits.trainer.ranks.sharded_trainer import ShardedWorld
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
-from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext

@@ -2,7 +2,7 @@
 
 accelerate shards on accelerators only, so this does on a CPU what it would do there.
 
-    torchrun --nproc_per_node 2 -m tests.kits.trainer.sharded_trainer CONFIG whole|sharded \
+    torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.sharded_trainer CONFIG whole|sharded \
         KEY=VALUE,... ...
 
 For each list of overrides a run in `run_dir`-NUMBER of the config.
