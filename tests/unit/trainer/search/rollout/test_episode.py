@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
+from testing.servers import wait_until
 from tests.kits.trainer.searching.episodes import (
     COMPLETE,
     ask,
@@ -158,6 +159,21 @@ def test_a_page_is_rendered_once_for_all_that_wait_for_it() -> None:
 
     played(scripted(search("births 1990")), [ask(n_agent=16)], pages=Counting(), samples=1)
     assert fetched == ["deck_1"]
+
+
+def test_a_page_that_fails_fails_once_for_all_that_wait_for_it() -> None:
+    """Check that they do not wait for the same hanging request one after another."""
+    fetched: list[str] = []
+
+    class Hanging(PagesHere):
+        def image(self, page_id: str) -> bytes:
+            fetched.append(page_id)
+            wait_until(lambda: len(self.requests) == 8)
+            raise RequestError("unavailable", "no answer by the deadline")
+
+    done = played(scripted(search("births 1990")), [ask(n_agent=8)], pages=Hanging(), samples=1)
+    assert [trajectory.end for trajectory in done] == ["failed"] * 8
+    assert len(fetched) < 8
 
 
 def test_an_invalid_turn_is_told_what_was_wrong_and_costs_a_turn() -> None:
