@@ -122,13 +122,24 @@ def _tool_threads(num_episodes: int) -> Iterator[Executor]:
 
 
 def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a new event loop, in another thread if this one runs a loop."""
+    """Run a coroutine in a new event loop, in another thread if this one runs a loop.
+
+    The other thread has the autocast state of this one.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work())
+    from trainer.rl.policy.devices import current_autocast
+
+    state = current_autocast()
+
+    def run() -> T:
+        with state:
+            return asyncio.run(work())
+
     with ThreadPoolExecutor(1, thread_name_prefix="episodes") as thread:
-        return thread.submit(lambda: asyncio.run(work())).result()
+        return thread.submit(run).result()
 
 
 async def _run_episode(
