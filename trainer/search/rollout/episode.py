@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from scorekit.net.loop_thread import LoopThread
 from scorekit.net.tasks import gather_or_cancel
 from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.records import ActionName, EndName, ImageView, Question, Trajectory, Turn
@@ -124,7 +125,7 @@ def _tool_threads(num_episodes: int) -> Iterator[Executor]:
 def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine in a new event loop, in another thread if this one runs a loop.
 
-    The other thread has the autocast state of this one.
+    The other thread has the autocast state of this one. An interrupt cancels the coroutine.
     """
     try:
         asyncio.get_running_loop()
@@ -134,12 +135,15 @@ def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     state = current_autocast()
 
-    def run() -> T:
+    async def run() -> T:
         with state:
-            return asyncio.run(work())
+            return await work()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="episodes") as thread:
-        return thread.submit(run).result()
+    thread = LoopThread("episodes")
+    try:
+        return thread.run(run())
+    finally:
+        thread.stop()
 
 
 async def _run_episode(

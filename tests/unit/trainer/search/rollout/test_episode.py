@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from typing import Any
 
 import pytest
 
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
-from testing.servers import wait_until
+from testing.servers import PATIENCE_S, wait_until
 from tests.kits.trainer.searching.episodes import (
     COMPLETE,
     ask,
@@ -147,6 +149,33 @@ def test_episodes_run_within_a_running_loop_too() -> None:
         return played(scripted(search("births")))
 
     assert only(asyncio.run(cell())).end == "complete"
+
+
+def test_an_interrupt_within_a_running_loop_cancels_the_episodes() -> None:
+    """Check a notebook's stop button, which sends SIGINT to the kernel."""
+    cancelled: list[str] = []
+
+    class Interrupted(ScriptPolicy):
+        async def turn(self, request: TurnRequest) -> TurnOutput:
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(request.trajectory_id)
+                raise
+            raise AssertionError
+
+    async def cell() -> None:
+        played(Interrupted(lambda request: COMPLETE))
+
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+    assert len(cancelled) == 1
 
 
 def test_a_page_is_rendered_once_for_all_that_wait_for_it() -> None:
