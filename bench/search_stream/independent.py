@@ -103,6 +103,7 @@ def _in_another_process(
     pipe, child_pipe = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=_serve, args=(answering_servers, child_pipe))
     process.start()
+    child_pipe.close()  # else the end of the child would not be seen here
     try:
         yield pipe.recv()
     finally:

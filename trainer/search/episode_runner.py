@@ -98,14 +98,20 @@ class EpisodeRunner:
             self._submit([trajectory])
             on_done(trajectory)
 
-        finished = run_trajectories(
-            trajectories if self.world is None else self.world.own_block(trajectories),
-            policy,
-            self._tools,
-            self.cfg.episode,
-            on_done=submit_ended,
-        )
-        self._raise_on_all(self._retriever.error)
+        finished: list[Trajectory] = []
+        error: ScorekitError | None = None
+        try:
+            finished = run_trajectories(
+                trajectories if self.world is None else self.world.own_block(trajectories),
+                policy,
+                self._tools,
+                self.cfg.episode,
+                on_done=submit_ended,
+            )
+        except ScorekitError as raised:  # perhaps on this process only
+            policy.end()
+            error = raised
+        self._raise_on_all(error or self._retriever.error)
         if self.world is not None and not self.world.is_main:
             self.store.sync_images()  # the main process writes the records that refer to them
         return {trajectory.trajectory_id: trajectory for trajectory in finished}

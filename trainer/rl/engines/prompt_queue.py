@@ -72,6 +72,7 @@ class PromptQueue(ABC):
                 with torch.no_grad():
                     self.step()
                 await asyncio.sleep(0)
+            self.clear()  # the last rows would take memory until the next prompts
         except Exception as error:
             for queued in self._abandon():
                 queued.future.set_exception(error)

@@ -273,7 +273,7 @@ class VLLMSampler:
         """
         async with self._slots:
             if restore and time.monotonic() - self._answered_at > _RECENT_S:
-                await self._in_time(retry_until_done(self._restore))
+                await self._in_time(retry_until_done(lambda: self._restore(_RECENT_S)))
             answer = await self._in_time(self._ask_until_answered(prompt_request))
         return completions(answer, prompt_request, str(self.cfg.url))
 
@@ -313,11 +313,16 @@ class VLLMSampler:
             if name.startswith(f"policy-{self.owner}-"):
                 await self._server.unload_adapter(name)
 
-    async def _restore(self) -> None:
-        """Send the weights to the server again if it has lost them."""
+    async def _restore(self, recent_s: float = 0.0) -> None:
+        """Send the weights to the server again if it has lost them.
+
+        recent_s: do not ask a server that answered within so many seconds.
+        """
         weights = self.weights
         assert weights is not None, "call sync first"
         async with self._restoring:
+            if time.monotonic() - self._answered_at < recent_s:  # another prompt has just asked it
+                return
             if self.by_adapters:
                 has_them = weights.model in await self._server.models()
             else:
@@ -325,6 +330,7 @@ class VLLMSampler:
             if not has_them:
                 log.warning("%s has lost the policy's weights. They are sent again.", self.cfg.url)
                 await self._give(weights)
+            self._answered_at = time.monotonic()
 
     def _save(self, model: nn.Module, folder: Path) -> None:
         """Write the weights as a folder that appears complete, by a rename."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -34,3 +35,17 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
     if dtype == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
+
+
+def current_autocast() -> AbstractContextManager[None]:
+    """Return a context that gives another thread the autocast state that this one has now."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return _autocast_of({kind: torch.get_autocast_dtype(kind) for kind in kinds})
+
+
+@contextmanager
+def _autocast_of(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
+    with ExitStack() as exit_stack:
+        for kind, dtype in dtypes.items():
+            exit_stack.enter_context(torch.autocast(kind, dtype))
+        yield

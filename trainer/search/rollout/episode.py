@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from scorekit.net.loop_thread import LoopThread
 from scorekit.net.tasks import gather_or_cancel
 from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.records import ActionName, EndName, ImageView, Question, Trajectory, Turn
@@ -122,13 +123,27 @@ def _tool_threads(num_episodes: int) -> Iterator[Executor]:
 
 
 def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a new event loop, in another thread if this one runs a loop."""
+    """Run a coroutine in a new event loop, in another thread if this one runs a loop.
+
+    The other thread has the autocast state of this one. An interrupt cancels the coroutine.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work())
-    with ThreadPoolExecutor(1, thread_name_prefix="episodes") as thread:
-        return thread.submit(lambda: asyncio.run(work())).result()
+    from trainer.rl.policy.devices import current_autocast
+
+    state = current_autocast()
+
+    async def run() -> T:
+        with state:
+            return await work()
+
+    thread = LoopThread("episodes")
+    try:
+        return thread.run(run())
+    finally:
+        thread.stop()
 
 
 async def _run_episode(

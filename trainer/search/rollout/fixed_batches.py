@@ -59,9 +59,10 @@ class FixedBatches:
         return await turn
 
     def finish(self, trajectory_id: str) -> None:
-        """Do not wait for this episode any more."""
+        """Do not wait for this episode any more; its caller goes on before the next batch."""
         self._running.pop(trajectory_id, None)
-        self._sample_if_all_wait()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._sample_if_all_wait)
 
     def end(self) -> None:
         """Make the calls that other processes still make, without turns of this process."""
@@ -72,11 +73,17 @@ class FixedBatches:
         if not self._waiting or len(self._waiting) < len(self._running):
             return
         waiting = [self._waiting.pop(id) for id in self._running]
-        if self._world is not None:
-            self._world.max_passes(len(waiting))
-        completions = self._sampler.complete_batch(
-            [prompt for prompt, _ in waiting], self._gen_cfg, with_logprobs=self._with_logprobs
-        )
+        try:
+            if self._world is not None:
+                self._world.max_passes(len(waiting))
+            completions = self._sampler.complete_batch(
+                [prompt for prompt, _ in waiting], self._gen_cfg, with_logprobs=self._with_logprobs
+            )
+        except Exception as error:  # for those who wait: `finish` has no caller any more
+            for _, turn in waiting:
+                if not turn.done():
+                    turn.set_exception(error)
+            return
         for (_, turn), completion in zip(waiting, completions, strict=True):
             if not turn.done():
                 turn.set_result(completion)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol, TypeAlias
@@ -87,7 +87,8 @@ class SearchTools:
     """The tools of one retriever. Threads may share them.
 
     save_image: is called with the hash and the PNG of each image before a record refers to it.
-    Rendered pages are cached between calls, and a page is rendered once for all that wait for it.
+    Rendered pages are cached between calls. A page is fetched and rendered once for all that wait
+    for it; an error goes to all of them and is not cached.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class SearchTools:
         self._stored: set[str] = set()
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
         self._page = lru_cache(_CACHE_SIZE)(pages.page)
-        self._page_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._pending_views: dict[str, Future[_Rendered]] = {}
+        self._lock = threading.Lock()
         self._rendering = threading.BoundedSemaphore(_RENDERED_AT_ONCE)
 
     def index_revision(self) -> str:
@@ -181,9 +183,20 @@ class SearchTools:
         return "\n".join(line for line in (*lines, prompt.turns_left(call.left, self._cfg)) if line)
 
     def _try_page(self, page_id: str) -> _Rendered | str:
+        with self._lock:
+            pending, is_first = self._pending_views.get(page_id), False
+            if pending is None:
+                pending, is_first = Future(), True
+                self._pending_views[page_id] = pending
+        if is_first:
+            try:
+                pending.set_result(self._cached_view(page_id))
+            except BaseException as error:
+                pending.set_exception(error)
+            with self._lock:
+                del self._pending_views[page_id]
         try:
-            with self._page_locks[page_id]:
-                return self._cached_view(page_id)
+            return pending.result()
         except (RequestError, ImageError) as error:
             return _failure(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,7 +24,7 @@ from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import stop_token_ids
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
 from trainer.translation.config import TranslationConfig
 from trainer.translation.train import train_translation
 
@@ -225,6 +226,22 @@ def test_a_server_that_has_lost_the_weights_is_given_them_again(
         stub.restart(503)  # for the waiting request, or the one before it
         stub.release.set()
         assert samples | dict(groups) == expected
+
+
+def test_prompts_that_start_together_check_the_weights_once(policy: Path, tmp_path: Path) -> None:
+    stub = VLLMStub(policy)
+    with engine(stub, policy, tmp_path, 1) as (sampler, _, cfg):
+        prompts = [SeededPrompt(PROMPTS[0], (), 1.0, 4, seed) for seed in range(32)]
+
+        async def complete_all() -> None:
+            await asyncio.gather(
+                *(sampler.complete(p, cfg.generation, with_logprobs=True) for p in prompts)
+            )
+
+        sampler._answered_at = float("-inf")  # after a pause
+        stub.calls.clear()
+        asyncio.run(complete_all())
+        assert stub.calls["/v1/models"] == 1
 
 
 def test_what_the_server_refuses_is_told_at_once(policy: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,9 @@ from tests.kits.trainer.seeded_prompts import (
     seeded_sampler,
 )
 from trainer.rl.config import SamplingConfig
+from trainer.rl.engines.continuous import ContinuousQueue
 from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.engines.row_cache import RowCache
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
@@ -217,6 +221,24 @@ def test_other_tasks_run_between_steps_and_keep_their_gradients() -> None:
     assert {*states} == {("step", False, True), ("task", True, True)}
     names = [name for name, _, _ in states]
     assert names.count("task") > names.count("step") / 2
+
+
+def test_nothing_is_kept_when_all_prompts_have_ended() -> None:
+    """Keys and values of the last rows would take memory from the update that follows."""
+    sampler, prompts = seeded_sampler("qwen3"), seeded_prompts("qwen3")
+    caches: list[weakref.ref[RowCache]] = []
+    prefill = ContinuousQueue._prefill
+
+    def noted(queue: ContinuousQueue, rows: Any) -> RowCache:
+        cache = prefill(queue, rows)
+        caches.append(weakref.ref(cache))
+        return cache
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ContinuousQueue, "_prefill", noted)
+        asyncio.run(complete_all(sampler, prompts, SamplingConfig(batch_size=3)))
+    gc.collect()
+    assert len(caches) > 1 and [cache() for cache in caches] == [None] * len(caches)
 
 
 def test_a_sampler_can_be_used_in_one_loop_after_another() -> None:

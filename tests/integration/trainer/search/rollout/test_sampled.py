@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+import torch
 
 from scorekit.errors import UserError
 from tests.kits.float64 import float64
@@ -27,6 +29,7 @@ from trainer.search.images.config import SightConfig
 from trainer.search.images.processor import ImageProcessor
 from trainer.search.records import Question
 from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
 from trainer.search.rollout.prompt import conversation, template_messages
 from trainer.search.rollout.sampled import SampledPolicy, check_sight, context_of
 
@@ -255,3 +258,20 @@ def test_sizes_that_the_policy_would_change_are_refused() -> None:
     assert context_of(model.config, EpisodeConfig(context_length=100)) == 100
     with pytest.raises(UserError, match="reads 512"):
         context_of(model.config, EpisodeConfig(context_length=1000))
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_turns_have_the_autocast_state_of_the_code_that_runs_the_episodes(in_a_loop: bool) -> None:
+    """Check a notebook as well, whose loop leaves no room for another one in the same thread."""
+    states: list[tuple[bool, torch.dtype]] = []
+
+    def script(request: TurnRequest) -> str:
+        states.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+        return COMPLETE
+
+    async def cell() -> None:
+        played(ScriptPolicy(script))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        asyncio.run(cell()) if in_a_loop else played(ScriptPolicy(script))
+    assert states == [(True, torch.bfloat16)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from typing import Any
 
 import pytest
 
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
+from testing.servers import PATIENCE_S, wait_until
 from tests.kits.trainer.searching.episodes import (
     COMPLETE,
     ask,
@@ -148,6 +151,33 @@ def test_episodes_run_within_a_running_loop_too() -> None:
     assert only(asyncio.run(cell())).end == "complete"
 
 
+def test_an_interrupt_within_a_running_loop_cancels_the_episodes() -> None:
+    """Check a notebook's stop button, which sends SIGINT to the kernel."""
+    cancelled: list[str] = []
+
+    class Interrupted(ScriptPolicy):
+        async def turn(self, request: TurnRequest) -> TurnOutput:
+            os.kill(os.getpid(), signal.SIGINT)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(request.trajectory_id)
+                raise
+            raise AssertionError
+
+    async def cell() -> None:
+        played(Interrupted(lambda request: COMPLETE))
+
+    loop = asyncio.new_event_loop()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(cell())
+    finally:
+        loop.close()
+    assert len(cancelled) == 1
+
+
 def test_a_page_is_rendered_once_for_all_that_wait_for_it() -> None:
     fetched: list[str] = []
 
@@ -158,6 +188,21 @@ def test_a_page_is_rendered_once_for_all_that_wait_for_it() -> None:
 
     played(scripted(search("births 1990")), [ask(n_agent=16)], pages=Counting(), samples=1)
     assert fetched == ["deck_1"]
+
+
+def test_a_page_that_fails_fails_once_for_all_that_wait_for_it() -> None:
+    """Check that they do not wait for the same hanging request one after another."""
+    fetched: list[str] = []
+
+    class Hanging(PagesHere):
+        def image(self, page_id: str) -> bytes:
+            fetched.append(page_id)
+            wait_until(lambda: len(self.requests) == 8)
+            raise RequestError("unavailable", "no answer by the deadline")
+
+    done = played(scripted(search("births 1990")), [ask(n_agent=8)], pages=Hanging(), samples=1)
+    assert [trajectory.end for trajectory in done] == ["failed"] * 8
+    assert len(fetched) < 8
 
 
 def test_an_invalid_turn_is_told_what_was_wrong_and_costs_a_turn() -> None:

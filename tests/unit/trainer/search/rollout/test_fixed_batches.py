@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from trainer.rl.config import SamplingConfig
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 from trainer.search.rollout.fixed_batches import FixedBatches
@@ -84,3 +86,39 @@ def test_processes_that_share_the_weights_make_the_same_calls() -> None:
     world = Sharded([4, 0])
     assert run({"a": [1, 2]}, {}, world).batches == [[1], [2]]
     assert world.own_passes == [1, 1, 0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_episode_is_handed_over_before_the_next_batch(fails: bool) -> None:
+    events: list[str] = []
+
+    class Noting(Recording):
+        def complete_batch(
+            self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
+        ) -> list[SampledCompletion]:
+            numbers = [prompt.seed for prompt in prompts]
+            events.append(f"batch {numbers}")
+            if fails and 3 in numbers:
+                raise ValueError("the model has diverged")
+            return super().complete_batch(prompts, gen_cfg, with_logprobs=with_logprobs)
+
+    batches = FixedBatches(Noting(), CFG, with_logprobs=True, world=None)
+
+    async def short() -> None:
+        await batches.complete("a", prompt(1))
+        while not batches._waiting:  # until the other episode waits for this one
+            await asyncio.sleep(0)
+        batches.finish("a")
+        events.append("a is handed over")
+
+    async def long() -> None:
+        await batches.complete("b", prompt(2))
+        await batches.complete("b", prompt(3))
+
+    async def run_both() -> list[Any]:
+        batches.start(["a", "b"])
+        return await asyncio.gather(short(), long(), return_exceptions=True)
+
+    results = asyncio.run(run_both())
+    assert events == ["batch [1, 2]", "a is handed over", "batch [3]"]
+    assert [type(result) for result in results] == [type(None), ValueError if fails else type(None)]

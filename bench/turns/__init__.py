@@ -1,0 +1,1 @@
+"""Measures how turns of episodes are sampled in this process."""
