@@ -19,28 +19,29 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
-import re
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from bench.common import Measurement, quiet_logs, run
 from bench.search_stream.independent import independent
-from testing.flaky_server import FlakyServer
-from testing.judge import judge_app
-from testing.openai_server import FakeOpenAI
-from testing.servers import running_app, wait_ready
+from bench.search_stream.servers import (
+    AT_ONCE,
+    GENERATOR_S,
+    JUDGE_S,
+    answering_servers,
+    deserved,
+)
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.records import ImageView, Question, Trajectory, Turn
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stream import RewardStream
 
-GENERATOR_S, JUDGE_S, AT_ONCE = 0.5, 0.25, 8
 PATIENCE_S = 120.0
 
 
@@ -48,7 +49,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
     """Yield all measurements of this script."""
     quiet_logs()
     count, seconds, repeats = (16, 1.0, 1) if quick else (64, 8.0, 3)
-    with _servers() as answering:
+    with answering_servers() as answering:
         for name, ends in _schedules(count, seconds).items():
             perfect = _ideal_seconds(ends)
             ways: dict[str, list[float]] = {"streamed": [], "batch": []}
@@ -68,7 +69,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
             yield Measurement(
                 "  share of rewards that are their episode's", share, "", at_least=1.0
             )
-    yield from independent(_ideal_seconds, _servers, quick)
+    yield from independent(_ideal_seconds, quick)
 
 
 def _schedules(count: int, seconds: float) -> dict[str, list[float]]:
@@ -125,13 +126,9 @@ def _step(
             seconds = time.monotonic() - started
     assert stream.stats["reward_coverage"] == 1, stream.stats
     return seconds, sum(
-        episode.reward is not None and episode.reward.value == _deserved(id)
+        episode.reward is not None and episode.reward.value == deserved(id)
         for id, episode in collected.items()
     )
-
-
-def _deserved(trajectory_id: str) -> float:
-    return float(int(trajectory_id.removeprefix("t")) % 3 == 0)
 
 
 def _episode(number: int, run: str) -> Trajectory:
@@ -169,31 +166,6 @@ def _png(number: int) -> bytes:
 
 def _sha256(number: int) -> str:
     return hashlib.sha256(_png(number)).hexdigest()
-
-
-@contextmanager
-def _servers() -> Iterator[dict[str, Any]]:
-    """Start a generator and a judge of fixed latency, and yield the config that names them."""
-
-    def answer(body: dict[str, Any], seed: int | None) -> str:
-        number = re.findall(r"What is number (\d+)\?", str(body["messages"]))[-1]
-        return number if _deserved(f"t{number}") else "something else"
-
-    fake = FakeOpenAI("generator", respond=answer)
-    generator = FlakyServer(
-        fake.app, latency_s=lambda path: GENERATOR_S * path.endswith("completions")
-    )
-    judge = FlakyServer(judge_app(), latency_s=lambda path: JUDGE_S * path.endswith("score"))
-    with running_app(generator) as generator_url, running_app(judge) as judge_url:
-        wait_ready(judge_url)
-        yield {
-            "generator": {
-                "base_url": f"{generator_url}/v1",
-                "model": "generator",
-                "max_requests": AT_ONCE,
-            },
-            "judge": {"url": judge_url, "max_in_flight": AT_ONCE},
-        }
 
 
 if __name__ == "__main__":

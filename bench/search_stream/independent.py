@@ -15,7 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from fastapi import FastAPI, Request
 
 from bench.common import Measurement, quiet_logs
 from bench.search_episodes.__main__ import COMPLETE, KnownPages
+from bench.search_stream.servers import answering_servers
 from scorekit.llm import LLMClient, Sampling
 from testing.servers import running_app
 from trainer.search.answer.config import AnsweringConfig
@@ -46,20 +47,17 @@ PATIENCE_S = 120.0
 
 
 def independent(
-    ideal_s: Callable[[Sequence[float], int], float],
-    answering_servers: Callable[[], AbstractContextManager[dict[str, Any]]],
-    quick: bool,
+    ideal_s: Callable[[Sequence[float], int], float], quick: bool
 ) -> Iterator[Measurement]:
     """Yield the measurements.
 
     ideal_s: times at which episodes end, concurrent calls of a server -> time of the last verdict
-    if the servers are never idle while they have work. answering_servers: starts generator and
-    judge, and yields their config.
+    if the servers are never idle while they have work.
     """
     count = 16 if quick else EPISODES
     own_s = [sum(_turn_s(n, turn) for turn in range(1, TURNS + 1)) for n in range(count)]
     slowest_s = max(own_s)
-    with _in_another_process(answering_servers) as (policy_url, answering):
+    with _in_another_process() as (policy_url, answering):
         client = partial(LLMClient, f"{policy_url}/v1", "searcher", max_concurrency=2 * EPISODES)
         with closing(ChatPolicy(client, Sampling(max_tokens=64))) as policy:
             policy.check()
@@ -95,13 +93,11 @@ def independent(
 
 
 @contextmanager
-def _in_another_process(
-    answering_servers: Callable[[], AbstractContextManager[dict[str, Any]]],
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _in_another_process() -> Iterator[tuple[str, dict[str, Any]]]:
     """Start the three servers in a process of their own; yield the policy's URL, and the config of
     generator and judge. In this process they would take the episodes' processor time."""
     pipe, child_pipe = get_context("spawn").Pipe()
-    process = get_context("spawn").Process(target=_serve, args=(answering_servers, child_pipe))
+    process = get_context("spawn").Process(target=_serve, args=(child_pipe,))
     process.start()
     child_pipe.close()  # else the end of the child would not be seen here
     try:
@@ -111,9 +107,7 @@ def _in_another_process(
         process.join()
 
 
-def _serve(
-    answering_servers: Callable[[], AbstractContextManager[dict[str, Any]]], pipe: Connection
-) -> None:
+def _serve(pipe: Connection) -> None:
     quiet_logs()
     with answering_servers() as answering, running_app(_policy_app()) as url:
         pipe.send((url, answering))

@@ -29,7 +29,7 @@ class Sizes:
     enough that a random model is about as sure as a trained one.
     """
 
-    model: dict[str, int]
+    model: dict[str, Any]
     episodes: int
     turns: int = 7
     prompt: int = 150

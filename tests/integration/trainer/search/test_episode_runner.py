@@ -41,12 +41,12 @@ class Rank:
 
     size = 2
 
-    def __init__(self, rank: int, together: Together) -> None:
+    def __init__(self, rank: int, meeting: Together) -> None:
         self.rank, self.is_main = rank, rank == 0
-        self._together = together
+        self._meeting = meeting
 
     def gather(self, items: list[Any]) -> list[Any]:
-        return self._together.gather(self.rank, items)
+        return self._meeting.gather(self.rank, items)
 
     def own_block(self, items: Sequence[Any]) -> Sequence[Any]:
         half = len(items) // 2
@@ -66,7 +66,7 @@ def test_an_error_of_one_process_is_raised_on_all_when_their_episodes_have_ended
     tmp_path: Path,
 ) -> None:
     cfg = SearchConfig.model_validate({"reward": {"preset": "phase1", "w_judge": 0}})
-    together = Together()
+    meeting = Together()
 
     def script(request: TurnRequest) -> str:
         if request.trajectory_id == "1-3-0":
@@ -76,7 +76,7 @@ def test_an_error_of_one_process_is_raised_on_all_when_their_episodes_have_ended
     def run(rank: int) -> tuple[ScorekitError, bool]:
         store = TrajectoryStore(tmp_path / str(rank), "run-a")
         stream = RewardStream(cfg.reward, None, store.read_image)
-        world: Any = Rank(rank, together)
+        world: Any = Rank(rank, meeting)
         policy = Noting(script)
         runner = EpisodeRunner(cfg, PagesHere(), stream, store, world, tolerates_outage=True)
         questions = [(i, ask(f"q{i}")) for i in range(4)]
