@@ -6,6 +6,7 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +18,15 @@ class TokenStream:
     """Holds the random numbers of one completion: a uniform number for each sampled token."""
 
     def __init__(self, seed: int, temperature: float) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        # torch's generator would use the low 32 bits of a seed only
+        self._generator = random.Random(seed)
         self.temperature = temperature
 
     def next_uniform(self) -> float:
         """Return the next number of the stream, in [0, 1); greedy rows use none."""
         if self.temperature == 0:
             return 0.0
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+        return self._generator.random()
 
 
 class TokenChooser:

@@ -34,6 +34,9 @@ _MERGES = (
 )
 _TABLES = "SELECT count(*) FROM other.sqlite_master WHERE name IN ('answers', 'charges', 'judges')"
 
+#: What follows the stem of the main file in the name of a copy; `run_hash` in it.
+_KNOWN_FILE = re.compile("-([0-9a-f]{12})-known")
+
 
 def rank_file(path: Path, run: str, start: str, rank: int) -> Path:
     """Return the file of a further process.
@@ -87,9 +90,13 @@ def take_over(cache: PaidAnswerCache, run: str) -> None:
 
 
 def _copies(path: Path) -> dict[Path, str]:
-    pattern = re.compile(re.escape(path.stem) + "-([0-9a-f]{12})-known" + re.escape(path.suffix))
-    files = [(file, pattern.fullmatch(file.name)) for file in path.parent.iterdir()]
-    return {file: match[1] for file, match in files if match}
+    files = [file for file in path.parent.iterdir() if file.suffix == path.suffix]
+    matches = [
+        (file, _KNOWN_FILE.fullmatch(file.stem.removeprefix(path.stem)))
+        for file in files
+        if file.stem.startswith(path.stem)
+    ]
+    return {file: match[1] for file, match in matches if match}
 
 
 def copy_answers(cache: PaidAnswerCache, copy: Path) -> None:

@@ -22,7 +22,7 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 
 class Together:
-    """What two processes gather. They are threads here."""
+    """Joins the items of two processes, which are threads here."""
 
     def __init__(self) -> None:
         self._barrier = threading.Barrier(2, timeout=PATIENCE_S)

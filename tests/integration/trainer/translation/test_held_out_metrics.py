@@ -30,6 +30,9 @@ from trainer.translation.rewards.services import RewardClient
 from trainer.translation.tables import evaluation_line
 from trainer.translation.train import Artifacts, train_translation
 
+#: These tests look at the charts (tests/integration/trainer/conftest.py).
+DRAWS_CHARTS = True
+
 
 class FallingScorer(OtherMetric):
     """A scorer whose score falls with every sample."""

@@ -12,6 +12,9 @@ from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.stats import severity_counts
 
+#: These tests look at the charts (tests/integration/trainer/conftest.py).
+DRAWS_CHARTS = True
+
 HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 
 

@@ -24,6 +24,9 @@ from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import Scores
 from trainer.translation.rollouts import TranslationRollout
 
+#: These tests look at the charts (tests/integration/trainer/conftest.py).
+DRAWS_CHARTS = True
+
 
 class Brevity(TextComponent):
     """A component of minus one for each new character in the text."""

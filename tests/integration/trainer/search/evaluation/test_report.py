@@ -17,6 +17,9 @@ from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
+#: These tests look at the charts (tests/integration/trainer/conftest.py).
+DRAWS_CHARTS = True
+
 SCRIPT = "<script>alert(1)</script>"
 
 

@@ -17,6 +17,9 @@ from trainer.search.evaluation import evaluate as evaluation
 from trainer.search.evaluation.run import run_evaluation
 from trainer.search.training.train import run_search
 
+#: These tests look at the charts (tests/integration/trainer/conftest.py).
+DRAWS_CHARTS = True
+
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):

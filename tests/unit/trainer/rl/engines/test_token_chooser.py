@@ -125,3 +125,8 @@ def test_a_stream_is_a_function_of_its_seed() -> None:
     generator = torch.Generator().manual_seed(5)
     expected = torch.rand(4, generator=generator, dtype=torch.float64)
     assert first == expected.tolist()
+
+
+def test_streams_of_seeds_that_differ_in_high_bits_alone_differ() -> None:
+    streams = [TokenStream(5 + high * 2**32, 1.0) for high in range(3)]
+    assert len({stream.next_uniform() for stream in streams}) == 3
