@@ -30,7 +30,7 @@ SMALL = {
 
 def questions(quick: bool) -> Iterator[Measurement]:
     """Yield all measurements of this script."""
-    sizes = Sizes(SMALL, episodes=8 if quick else 32, turns=2 if quick else 7)
+    sizes = Sizes(SMALL, episodes=8 if quick else 16, turns=2 if quick else 4)
     repeats = 1 if quick else 3
     for row in report(sizes, torch.device("cpu"), [torch.float32, torch.bfloat16], repeats):
         name = f"{sizes.episodes} episodes of {sizes.turns} turns, {row['dtype']}"

@@ -35,6 +35,7 @@ BENCHES = {
     "bench.search_episodes": ("search_episodes",),
     "bench.search_stream": ("search_stream",),
     "bench.synth.driver": ("synth_driver",),
+    "bench.turns": ("turns",),
 }
 
 
