@@ -59,13 +59,13 @@ demo-loop: setup ## rounds of that searcher: wrong references found, what is har
 
 # As many processes as cores: these tests wait for nothing.
 test-unit: WORKERS = $(shell nproc)
-test-unit: setup ## the pure tests: no server, no training (147 s of CPU time; 163 s on two cores busy with other work)
+test-unit: setup ## the pure tests: no server, no training (99 s on 2 cores)
 	$(PY) $(PYTEST_MANY) tests/unit
 
 test-changed: setup ## the tests of what differs from a commit (BASE=HEAD), by name and by imports
 	tests="$$($(PY) -m tools.tests_of --changed --base $(BASE))"; $(PY) $(PYTEST_MANY) -m "$(QUICK)" $$tests
 
-test: setup ## every test that takes seconds (about 15 minutes on 2 cores)
+test: setup ## every test that takes seconds (20 minutes on 2 cores)
 	$(PY) $(PYTEST_MANY) -m "$(QUICK)"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
