@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,9 +134,15 @@ def test_what_ends_a_later_round_leaves_the_earlier_ones_in_the_store(
 ) -> None:
     """Check filling up groups without spread: these are paid for, and not requested again."""
     run = tmp_path / "run"
-    overrides = [*PRICED, "rollout.n_agent=2", "rl.num_updates=1", "rl.warmup_updates=0"]
-    # The first round is the same without dynamic sampling.
-    first = train(stack, tmp_path / "first", *overrides)
+    updates = [*PRICED, "rollout.n_agent=2", "rl.num_updates=1", "rl.warmup_updates=0"]
+    for seed in range(10):  # until a group is without spread, so that there is a second round
+        overrides = [*updates, f"misc.seed={seed}"]
+        shutil.rmtree(tmp_path / "first", ignore_errors=True)
+        stack.fake.forget()
+        # The first round is the same without dynamic sampling.
+        first = train(stack, tmp_path / "first", *overrides)
+        if first.updates[0]["groups_without_spread"]:
+            break
     calls = int(first.updates[0]["cost/generator_calls"])
     overrides += ["rollout.dynamic_sampling=2", "stop.skipped_updates=1"]
     stack.fake.forget()
