@@ -193,7 +193,7 @@ class _Player:
 
         update = trainer.state.global_step // self._sizes.steps + 1
         order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)
-        played = self._play(trainer, update, [self.train[index] for index in order])
+        played = self._play(trainer, update, [self.train[index].model_copy() for index in order])
         if update == 1:
             self.first_texts = [episode.text for episode in played]
         by_id: dict[str, list[_Played]] = {}
@@ -210,8 +210,8 @@ class _Player:
             "earned": [episode.reward for episode in ordered],
         }
 
-    def _play(self, trainer: Any, update: int, numbered_questions: Sequence[Any]) -> list[_Played]:
-        """Play all episodes of an update."""
+    def _play(self, trainer: Any, update: int, questions: Sequence[Any]) -> list[_Played]:
+        """Play all episodes of an update, with the ids and so the random streams of our trainer."""
         from scorekit.seeds import stream_seed
         from trainer.rl.engines.generate import GenerateSampler
         from trainer.rl.policy.tokens import stop_token_ids
@@ -226,14 +226,15 @@ class _Player:
             cfg.generation,
             name="trl",
             context=self.policy_inputs.context,
-            seed=stream_seed("episodes", cfg.misc.seed, update, 0, 0),
+            seed=stream_seed("episodes", cfg.misc.seed, update),
         )
+        position = {id(question): index for index, question in enumerate(questions)}
         episodes = run_episodes(
-            numbered_questions,
+            questions,
             policy,
             self._pages,
             cfg.episode,
-            new_id=lambda question, sample: f"{question.id}-{sample}",
+            new_id=lambda question, sample: f"{update}-{position[id(question)]}-{sample}",
             on_done=lambda episode: None,
             save_image=lambda sha256, png: None,
             samples=self._sizes.samples,
