@@ -59,7 +59,7 @@ demo-loop: setup ## rounds of that searcher: wrong references found, what is har
 
 # As many processes as cores: these tests wait for nothing.
 test-unit: WORKERS = $(shell nproc)
-test-unit: setup ## the pure tests: no server, no training (99 s on 2 cores)
+test-unit: setup ## the pure tests: no server, no training (78 to 99 s on 2 cores)
 	$(PY) $(PYTEST_MANY) tests/unit
 
 test-changed: setup ## the tests of what differs from a commit (BASE=HEAD), by name and by imports
