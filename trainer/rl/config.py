@@ -132,6 +132,13 @@ class RLConfig(Config):
     grad_accum: int = Field(
         1, ge=1, description="Rollout rounds of an update: it has batch_size x grad_accum prompts."
     )
+    max_staleness: int = may_change(
+        0,
+        ge=0,
+        description="Largest age, in updates, of the weights that sampled a token to learn from; "
+        "0: generation and update alternate. Above 0, the batches of the next updates are "
+        "generated while this one learns.",
+    )
     micro_batch_tokens: int = may_change(
         4096, ge=1, description="Padded tokens of a forward pass; changes memory, not the result."
     )

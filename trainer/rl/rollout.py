@@ -28,6 +28,8 @@ class Rollout:
     sampler_logprobs: the sampler's own log-probabilities, if the trainer has recomputed
     old_logprobs, to correct for the difference; else None.
     ref_logprobs: log-probabilities under the reference model; None without one.
+    weight_versions: the number of updates behind the weights that sampled each token; None if the
+    sampler does not know. It says nothing on tokens that the policy did not sample.
     images: images of prompt and completion, in the order of their ids (trainer/rl/forward.py).
     Raises ValueError if the arrays differ in length.
     """
@@ -40,11 +42,14 @@ class Rollout:
     old_logprobs: list[float] | None = None
     ref_logprobs: list[float] | None = None
     sampler_logprobs: list[float] | None = None
+    weight_versions: list[int] | None = None
     images: Sequence[Image] = ()
     trajectory_id: str = ""
 
     def __post_init__(self) -> None:
-        self.check_lengths("action_mask", "old_logprobs", "ref_logprobs", "sampler_logprobs")
+        self.check_lengths(
+            "action_mask", "old_logprobs", "ref_logprobs", "sampler_logprobs", "weight_versions"
+        )
 
     def check_lengths(self, *names: str) -> None:
         """Raise ValueError if one of these arrays has another length than the completion."""

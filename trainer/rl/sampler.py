@@ -27,10 +27,13 @@ class SampledCompletion:
     token_ids: the ids up to and with the stop id.
     logprobs: of those ids in the distribution that they were sampled from (temperature, top_k and
     top_p applied); None if not requested.
+    versions: of the weights that each id was sampled with (see `Rollout.weight_versions`); None if
+    the sampler does not know.
     """
 
     token_ids: list[int]
     logprobs: list[float] | None
+    versions: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
