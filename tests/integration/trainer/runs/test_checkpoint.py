@@ -39,7 +39,7 @@ from trainer.runs.checkpoints.checkpoint import (
 )
 from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.cli.weights import check_model
-from trainer.runs.loop import batch_indices
+from trainer.runs.batch import batch_indices
 
 TOKENIZER = letter_tokenizer()
 
