@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def test_the_prompts_of_an_update_do_not_depend_on_the_staleness(config, full_ru
 
     def prompts(run: Path) -> list[list[str]]:
         names = [f"completions/train-{update:06d}.jsonl" for update in range(1, UPDATES + 1)]
-        return [[row["example_id"] for row in read(run / name)] for name in names]
+        return [[row["src"] for row in read(run / name)] for name in names]
 
     assert prompts(alternating) == prompts(full_run)
     assert not (alternating / "buffer").exists()
@@ -76,20 +77,26 @@ def test_a_killed_run_goes_on_with_its_buffer_as_if_it_had_not_been(
     check_equal(full_run, tmp_path)
 
 
-def test_a_resumed_run_generates_no_batch_that_its_buffer_has(config, full_run, tmp_path):
-    out = tmp_path / "run"
-    train_here(config, out, "rl.max_staleness=2", "rl.num_updates=3")
-    assert not list((out / "buffer").iterdir())
-    cut = shutil.copytree(out, tmp_path / "cut")
-    # A run of 3 updates generates no more. One that is killed after its third has two batches.
-    process = start(config, cut, "--resume", *STALE)
-    while count(cut / "log.jsonl") < 4 and process.poll() is None:
+def test_a_resumed_run_learns_from_the_samples_in_its_buffer(config, tmp_path):
+    process = start(config, tmp_path, *STALE)
+    while count(tmp_path / "log.jsonl") < 1 and process.poll() is None:
         pass
     process.kill()
     process.communicate()
-    result = resume(config, cut, *STALE)
+    last = max((tmp_path / "buffer").iterdir())
+    update = int(last.name[7:13])
+    rows = read(last)
+    for row in rows:
+        for sample in row.get("rollouts", ()):
+            sample["completion_text"] = "stored"
+    last.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = resume(config, tmp_path, *STALE)
     assert result.returncode == 0, result.stderr
     assert "the run goes on with its buffer" in result.stderr
+    assert f"rows of update {update}" in result.stderr
+    dump = read(tmp_path / f"completions/train-{update:06d}.jsonl")
+    is_whole = sum("rollouts" in row for row in rows) == 4
+    assert {row["mt"] == "stored" for row in dump} == {is_whole}
 
 
 def test_a_lower_bound_drops_what_is_too_old_counts_it_and_generates_it_again(config, tmp_path):

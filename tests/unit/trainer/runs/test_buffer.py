@@ -49,7 +49,7 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     buffer.append(3, ROWS[0])
     path = tmp_path / "buffer/update-000003-0.jsonl"
     path.write_text("{\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(UserError, match="update-000003-0.jsonl line 1"):
+    with pytest.raises(UserError, match=r"update-000003-0\.jsonl line 1"):
         buffer.read(3)
 
 
