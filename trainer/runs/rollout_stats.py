@@ -38,6 +38,7 @@ OF_LEARNING = (
     StatSpec(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
     StatSpec(key="logprob_s", column="logp_s", form="6.1f", narrow=True),
     StatSpec(key="reward_s", column="rew_s", form="6.1f", narrow=True),
+    StatSpec(key="waited_s", column="wait_s", form="6.1f"),
     StatSpec(key="update_s", column="upd_s", form="6.1f", narrow=True),
 )
 LEARNING_CURVES = (

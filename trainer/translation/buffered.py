@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from scorekit.schemas import Failed, Scored
-from trainer.runs.batch import is_stale
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.batch import is_stale
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup, Scores
 from trainer.translation.rollouts import TranslationRollout

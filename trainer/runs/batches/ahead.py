@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.rl.distributed import DistributedContext
-from trainer.runs.batch import Batch, BatchCollector, drop_stale
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.batch import Batch, BatchCollector, drop_stale
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer

@@ -12,9 +12,9 @@ import torch
 from testing.servers import wait_until
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
-from trainer.runs.ahead import BatchesAhead, BatchesInTurn, open_batches
-from trainer.runs.batch import Batch
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.ahead import BatchesAhead, BatchesInTurn, open_batches
+from trainer.runs.batches.batch import Batch
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.run_log import PhaseTimer
 
 
