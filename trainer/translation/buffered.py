@@ -99,8 +99,8 @@ class BufferedSamples:
         }
         self.dropped = sum(len(rollouts.pop(index)) for index in stale)
         samples_again = self._cfg.generation.engine == "generate" and len(rollouts) < len(indices)
-        kept: list[int] = [] if samples_again else sorted(rollouts)
-        return [PendingGroup(rollouts[index], scores.get(index)) for index in kept]
+        indices = [] if samples_again else sorted(rollouts)
+        return [PendingGroup(rollouts[index], scores.get(index)) for index in indices]
 
 
 def _rollout(fields: dict[str, Any]) -> TranslationRollout:
