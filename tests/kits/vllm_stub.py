@@ -57,6 +57,7 @@ class VLLMStub:
         self.mid_reload: Callable[[], None] = lambda: None
         self.bodies: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
+        self.life = 0  # the number of starts
         self._changing = threading.Lock()  # a request sees a server before its restart, or after
         self.restart()
         self.app = FastAPI()
@@ -82,7 +83,7 @@ class VLLMStub:
         model = _load(self.policy)
         with self._changing:
             self.is_dead = self.is_paused = False
-            self.life = getattr(self, "life", 0) + 1
+            self.life += 1
             self.model: nn.Module = model
             self.adapters: dict[str, nn.Module] = {}
             self.version = "default"

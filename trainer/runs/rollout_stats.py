@@ -42,6 +42,8 @@ LEARNING_CURVES = (
         title="log-probability gap, sampler to trainer",
         keys=("sampler_gap_mean", "sampler_gap_max"),
     ),
+    Curve(title="vLLM servers that took part (the least number)", keys=("sampler_servers",)),
+    Curve(title="turns that went to another vLLM server", keys=("sampler_moved",)),
     Curve(title="entropy (estimate)", keys=("entropy_est",)),
     Curve(title="policy loss", keys=("policy_loss",)),
     Curve(title="gradient norm before clipping", keys=("grad_norm",)),
