@@ -34,7 +34,7 @@ class VLLMStub:
     patches of images. failures: statuses of the next completions in turn; 0 cuts the answer.
     blocked_prompts: first ids of prompts that wait for `release`, before their token number
     `blocked_token`. entered: how many have waited there. bodies: the requests for completions.
-    is_hanging: requests to /v1 and /inference get no answer. refuses_weights: the status of all
+    is_hanging: requests get no answer. refuses_weights: the status of all
     requests that load some, if any. mid_reload: called when weights are loaded, and not labelled.
     """
 
@@ -97,7 +97,7 @@ class VLLMStub:
     async def _guard(self, request: Request, call_next: Any) -> Response:
         path = request.url.path
         self.calls[path] += 1
-        while self.is_hanging and not self.is_dead and path.startswith(("/v1", "/inference")):
+        while self.is_hanging and not self.is_dead:
             await asyncio.sleep(0.01)
         if self.is_dead:
             return _cut()

@@ -99,13 +99,16 @@ class ServedRun:
 def serving(
     stubs: Sequence[VLLMStub], policy: Path, run_dir: Path, mode: str, **vllm: Any
 ) -> Iterator[ServedRun]:
-    """Yield a run on these servers, which have version 0."""
+    """Yield a run on these servers, which have version 0.
+
+    vllm: keys of its config; with a `url` servers are not checked before.
+    """
     with ExitStack() as stack:
         urls = [stack.enter_context(running_app(stub.app)) for stub in stubs]
         cfg = VLLMConfig.model_validate({"url": urls, "timeout_s": 60.0} | vllm)
         is_adapter = mode == "adapters"
         policy_cfg = PolicyConfig(path=str(policy), lora=LoraConfig(r=4 if is_adapter else 0))
-        assert probe_server(cfg, adapters=is_adapter) == NAME
+        assert "url" in vllm or probe_server(cfg, adapters=is_adapter) == NAME
         model, tokenizer = load_policy(policy_cfg, torch.device("cpu"))
         sampler = VLLMSampler(
             cfg,

@@ -211,7 +211,7 @@ class VLLMSampler:
     def close(self) -> None:
         """Unload the adapters, if the servers still answer, and remove all folders."""
         if self.weights is not None and self.world.is_main:
-            self._thread.run(self._sync.remove([*self._sync.uses.retired, self.weights]))
+            self._thread.run(self._remove_all(self.weights))
             clean(self.folder)
         self._thread.stop(self._pool.close)
 
@@ -274,6 +274,10 @@ class VLLMSampler:
             task = asyncio.get_running_loop().create_task(self._sync.remove(unneeded))
             self._removals.add(task)
             task.add_done_callback(self._removals.discard)
+
+    async def _remove_all(self, weights: Weights) -> None:
+        await asyncio.gather(*self._removals, return_exceptions=True)
+        await self._sync.remove([*self._sync.uses.retired, weights])
 
     def _check_agreement(self, model: nn.Module) -> None:
         """Raise UserError if a server's log-probabilities are those of another model."""

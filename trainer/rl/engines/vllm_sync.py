@@ -95,6 +95,12 @@ class WeightSync:
             await server.http.resume_if_paused()
         if not self.by_adapters:
             server.has_labels = await server.http.labels_tokens(model)
+            if not server.has_labels:
+                log.info(
+                    "%s does not say which weights sampled a token, so turns end before new ones "
+                    "are loaded. With --enable-scale-out they would go on.",
+                    server.url,
+                )
 
     async def prepare_all(self, model: str) -> None:
         """Prepare all servers before the first weights; one that fails is left out."""
@@ -116,9 +122,9 @@ class WeightSync:
         async def check(server: PooledServer) -> None:
             try:
                 await self.restore(server)
-            except Exception as error:
-                if not is_outage(error):
-                    raise
+            except ServerLost:
+                pass  # it has just been left out
+            except (httpx.TransportError, VLLMError, TimeoutError) as error:
                 self.leave_out(server, outage_reason(error), move=True)
 
         if self.pool.is_single:

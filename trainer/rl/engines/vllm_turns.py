@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
+
 from trainer.rl.config import SamplingConfig
 from trainer.rl.engines import vllm_sync
 from trainer.rl.engines.vllm_bodies import Request, completions
-from trainer.rl.engines.vllm_http import as_user_error, is_away, may_sample_later, retry
+from trainer.rl.engines.vllm_http import VLLMError, as_user_error, may_sample_later, retry
 from trainer.rl.engines.vllm_pool import NoServer, PooledServer, ServerLost, ServerPool
 from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync, outage_reason
 from trainer.rl.engines.vllm_weights import Weights
@@ -122,8 +124,8 @@ class TurnRunner:
     async def _restore(self, server: PooledServer, recent_s: float) -> None:
         try:
             await self.sync.restore(server, recent_s)
-        except Exception as error:
-            if self.pool.is_single or not (is_away(error) or isinstance(error, TimeoutError)):
+        except (httpx.TransportError, VLLMError, TimeoutError) as error:
+            if self.pool.is_single:
                 raise
             self.sync.leave_out(server, outage_reason(error), move=True)
             raise ServerLost from error

@@ -17,10 +17,9 @@ from tests.kits.trainer.runs import letter_tokenizer, save_policy
 from tests.kits.trainer.vllm_servers import GEN_CFG, MODES, ServedRun, make_stubs, seeded, serving
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.engines import vllm_sync
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
-PROMPT = seeded([3, 4, 2], 11)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,14 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
 
 
+def prompt_of(run: ServedRun) -> SeededPrompt:
+    """Return a prompt whose first completion has the full length."""
+    prompts = (seeded([3, 4, 2], seed) for seed in range(1000))
+    return next(p for p in prompts if len(run.expected_ids(p, 0)) == p.max_new_tokens)
+
+
 def complete(run: ServedRun) -> SampledCompletion:
-    return asyncio.run(run.sampler.complete(PROMPT, GEN_CFG, with_logprobs=True))
+    return asyncio.run(run.sampler.complete(prompt_of(run), GEN_CFG, with_logprobs=True))
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def in_flight(run: ServedRun, stub: VLLMStub, token: int = 1) -> Iterator[list[A
 
     Yield the list that has the completion afterwards.
     """
-    stub.blocked_prompts, stub.blocked_token = {PROMPT.ids[0]}, token
+    stub.blocked_prompts, stub.blocked_token = {3}, token
     completions: list[SampledCompletion] = []
     thread = threading.Thread(target=lambda: completions.append(complete(run)))
     thread.start()
@@ -74,7 +79,7 @@ def test_a_turn_goes_on_with_new_weights_where_servers_label_tokens(
         (completion,) = completions
         assert completion.versions is not None
         assert completion.versions[:2] == [0, 0] and set(completion.versions[2:]) == {2}
-        run.check(PROMPT, completion)
+        run.check(prompt_of(run), completion)
         assert complete(run).versions == [2] * len(complete(run).token_ids)
         assert not stub.is_paused
 
@@ -94,7 +99,7 @@ def test_a_turn_keeps_its_adapter_which_is_removed_only_behind_it(
             assert new.versions == [2] * len(new.token_ids)
         (completion,) = completions
         assert completion.versions == [0] * len(completion.token_ids)
-        run.check(PROMPT, completion)
+        run.check(prompt_of(run), completion)
         wait_until(lambda: [name[-6:] for name in stub.adapters] == ["000002"])
         wait_until(lambda: len(list(run.sampler.folder.iterdir())) == 1)
 
@@ -117,8 +122,8 @@ def test_new_weights_wait_for_turns_where_servers_do_not_label_tokens(
         (completion,) = completions
         assert completion.versions == [0] * len(completion.token_ids)
         assert later[0].versions == [1] * len(later[0].token_ids)
-        run.check(PROMPT, completion)
-        run.check(PROMPT, later[0])
+        run.check(prompt_of(run), completion)
+        run.check(prompt_of(run), later[0])
 
 
 def test_a_turn_whose_adapter_is_gone_is_made_anew_with_the_current_one(
@@ -131,7 +136,7 @@ def test_a_turn_whose_adapter_is_gone_is_made_anew_with_the_current_one(
             stub.restart()
         (completion,) = completions
         assert completion.versions == [1] * len(completion.token_ids)
-        run.check(PROMPT, completion)
+        run.check(prompt_of(run), completion)
 
 
 def test_a_reload_that_fails_half_way_leaves_no_token_with_a_wrong_version(
@@ -146,10 +151,10 @@ def test_a_reload_that_fails_half_way_leaves_no_token_with_a_wrong_version(
         with in_flight(run, stubs[0], 2) as completions:
             stubs[0].mid_reload = fail
             run.update()
-            assert not stubs[0].is_paused
+            wait_until(lambda: not stubs[0].is_paused)
         (completion,) = completions  # sampled again by the other one, and with its weights
         assert completion.versions == [1] * len(completion.token_ids)
-        run.check(PROMPT, completion)
+        run.check(prompt_of(run), completion)
         assert f"{run.urls[0]} is left out: /collective_rpc: HTTP 500" in caplog.text
         stubs[0].mid_reload = lambda: None
         wait_until(lambda: len(run.sampler._pool.up) == 2)
@@ -167,13 +172,13 @@ def test_a_server_that_does_not_take_weights_gets_the_current_ones_when_it_retur
         assert f"{run.urls[1]} is left out: " in caplog.text and "HTTP 503" in caplog.text
         run.update()
         for _ in range(3):
-            run.check(PROMPT, complete(run))
+            run.check(prompt_of(run), complete(run))
         assert complete(run).versions == [2] * len(complete(run).token_ids)
         stubs[1].refuses_weights = None
         wait_until(lambda: len(run.sampler._pool.up) == 2)
         stubs[0].kill()
         assert complete(run).versions == [2] * len(complete(run).token_ids)
-        run.check(PROMPT, complete(run))
+        run.check(prompt_of(run), complete(run))
 
 
 @EACH_MODE
@@ -183,12 +188,12 @@ def test_weights_that_no_server_takes_are_an_error_in_time(
     stubs = make_stubs(policy, mode)
     with serving(stubs, policy, tmp_path, mode, timeout_s=3.0) as run:
         for stub in stubs:
-            stub.refuses_weights = 503
-        with pytest.raises(UserError, match=r"timeout_s = 3 seconds"):
-            run.update()
-        for stub in stubs:
             stub.refuses_weights = 400
         with pytest.raises(UserError, match="no weights now"):
+            run.update()
+        for stub in stubs:
+            stub.refuses_weights = 503
+        with pytest.raises(UserError, match="timeout_s = 3 seconds"):
             run.update()
 
 
@@ -206,7 +211,7 @@ def test_a_server_that_is_slow_to_take_weights_is_left_out(
         stubs[0].mid_reload = be_slow
         run.update()
         assert f"{run.urls[0]} is left out: it did not take new weights" in caplog.text
-        run.check(PROMPT, complete(run))
+        run.check(prompt_of(run), complete(run))
         go.set()
         wait_until(lambda: len(run.sampler._pool.up) == 2)
         assert not stubs[0].is_paused and stubs[0].version == stubs[1].version
@@ -218,7 +223,7 @@ def test_weights_change_all_the_time_while_episodes_run(
 ) -> None:
     stubs = make_stubs(policy, mode)
     done = threading.Event()
-    with serving(stubs, policy, tmp_path, mode) as run:
+    with serving(stubs, policy, tmp_path, mode, concurrency=4) as run:
         prompts = [seeded([3, 4 + n % 5, 4 + n // 5, 2], n) for n in range(20)]
 
         async def work() -> list[SampledCompletion]:
