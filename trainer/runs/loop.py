@@ -236,7 +236,7 @@ class TrainingLoop:
         # After the update, which may have computed the old log-probabilities
         line |= rollout_stats(batch.rollouts) | importance_stats(batch.rollouts, cfg.rl)
         line |= staleness_stats(batch.select_scored()[0], update)
-        line["dropped_stale"] = batch.dropped_stale
+        line |= {"dropped_stale": batch.dropped_stale} | self.sampler.stats()
         line |= self.task.stats(batch)
         line |= advantage_stats(advantages) | stats.line() | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:

@@ -62,6 +62,8 @@ LEARNING_CURVES = (
         keys=("staleness_mean", "staleness_max", "staleness_spread_max"),
     ),
     Curve(title="rollouts dropped as too stale", keys=("dropped_stale",)),
+    Curve(title="vLLM servers that took part (the least number)", keys=("sampler_servers",)),
+    Curve(title="turns that went to another vLLM server", keys=("sampler_moved",)),
     Curve(title="entropy (estimate)", keys=("entropy_est",)),
     Curve(title="policy loss", keys=("policy_loss",)),
     Curve(title="gradient norm before clipping", keys=("grad_norm",)),
