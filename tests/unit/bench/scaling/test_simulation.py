@@ -1,0 +1,174 @@
+"""The simulation of a run gives the exact times where a closed form is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.scaling.settings import (
+    LearnerSettings,
+    PlannedEpisode,
+    PlannedTurn,
+    RunSettings,
+    SamplerSettings,
+    ServiceSettings,
+)
+from bench.scaling.simulation import simulate
+
+
+def episodes(*turn_tokens, prompt_tokens=1, observation_tokens=0):
+    """Return a plan in which every episode has the same turns."""
+    turns = tuple(PlannedTurn(tokens, observation_tokens) for tokens in turn_tokens)
+    return lambda update, position: PlannedEpisode(prompt_tokens, turns)
+
+
+def long_tail(update, position):
+    """Return an episode whose length depends on its position: the last one takes ten times as
+    long."""
+    tokens = 100 if position == 7 else 10
+    return PlannedEpisode(1, (PlannedTurn(tokens),))
+
+
+BASE = RunSettings(
+    samplers=SamplerSettings(step_s=0.01),
+    learner=LearnerSettings(s_per_update=3.0),
+    episode=episodes(100),
+    batch_size=2,
+    group=4,
+    updates=6,
+)
+
+
+def run_with(cfg, **changes):
+    """Simulate these settings with changes."""
+    return simulate(replace(cfg, **changes))
+
+
+def test_generation_and_learning_alternate_without_staleness():
+    assert simulate(BASE).update_s() == pytest.approx(100 * 0.01 + 3.0)
+
+
+@pytest.mark.parametrize("learning_s", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("max_staleness", [1, 2, 4])
+def test_an_update_takes_the_longer_part_if_batches_are_generated_ahead(learning_s, max_staleness):
+    learner = LearnerSettings(s_per_update=learning_s)
+    result = run_with(BASE, learner=learner, max_staleness=max_staleness, updates=20)
+    assert result.update_s(6) == pytest.approx(max(1.0, learning_s))
+
+
+def test_a_step_takes_longer_with_more_requests():
+    samplers = SamplerSettings(step_s=0.01, step_s_per_request=0.002)
+    result = run_with(BASE, samplers=samplers, updates=1)
+    assert result.ends[0] == pytest.approx(100 * (0.01 + 7 * 0.002))
+
+
+def test_requests_above_the_limit_wait():
+    samplers = SamplerSettings(step_s=0.01, max_requests=3)
+    result = run_with(BASE, samplers=samplers, updates=1)
+    assert result.ends[0] == pytest.approx(3 * 100 * 0.01)  # eight requests, three together
+
+
+def test_the_short_requests_of_a_batch_end_first_and_make_the_others_quicker():
+    samplers = SamplerSettings(step_s=0.01, step_s_per_request=0.01)
+    result = run_with(BASE, samplers=samplers, episode=long_tail, updates=1)
+    assert result.ends[0] == pytest.approx(10 * 0.08 + 90 * 0.01)
+
+
+def test_servers_share_the_requests():
+    samplers = SamplerSettings(servers=4, step_s=0.01, step_s_per_request=0.01)
+    result = run_with(BASE, samplers=samplers, updates=1)
+    assert result.ends[0] == pytest.approx(100 * 0.02)
+    assert [usage.calls for usage in result.samplers] == [2, 2, 2, 2]
+
+
+def test_a_prompt_is_computed_once_a_group_and_later_turns_only_add_to_it():
+    samplers = SamplerSettings(step_s=0.01, prefill_s_per_token=0.001)
+    episode = episodes(10, 10, prompt_tokens=100, observation_tokens=50)
+    result = run_with(BASE, samplers=samplers, episode=episode, updates=1)
+    assert result.prefill_tokens == 2 * 100 + 8 * 50
+    assert result.ends[0] == pytest.approx(600 * 0.001 + 20 * 0.01)
+
+
+def test_without_affinity_servers_compute_the_prompts_of_others_again():
+    samplers = SamplerSettings(servers=2, step_s=0.01)
+    episode = episodes(10, 20, 10, prompt_tokens=100, observation_tokens=50)
+    with_affinity = run_with(BASE, samplers=samplers, episode=episode)
+    samplers = replace(samplers, prefix_affinity=False)
+    without = run_with(BASE, samplers=samplers, episode=episode, batch_size=1, group=3)
+    each = run_with(BASE, episode=episode, samplers=replace(samplers, prefix_affinity=True),
+                           batch_size=1, group=3)  # fmt: skip
+    assert without.prefill_tokens > each.prefill_tokens
+    # Each of the two servers computes the prompts of both groups.
+    assert with_affinity.prefill_tokens == BASE.updates * (4 * 100 + 8 * 2 * 50)
+
+
+def test_tools_run_between_turns_and_scorers_after_the_last():
+    result = run_with(
+        BASE,
+        episode=episodes(10, 10, 10),
+        tools=(ServiceSettings("retriever", 0.5),),
+        scorers=(ServiceSettings("generator", 2.0, parallel=4), ServiceSettings("judge", 1.0)),
+        updates=1,
+    )
+    assert result.ends[0] == pytest.approx(30 * 0.01 + 2 * 0.5 + 2 * 2.0 + 1.0)
+    assert {name: usage.calls for name, usage in result.services.items()} == {
+        "retriever": 16,
+        "generator": 8,
+        "judge": 8,
+    }
+
+
+def test_turns_pass_the_trainers_process_one_by_one():
+    result = run_with(BASE, driver_s=0.1, updates=1)
+    assert result.ends[0] == pytest.approx(8 * 0.1 + 100 * 0.01)
+
+
+def test_learning_takes_time_for_sequences_and_tokens():
+    learner = LearnerSettings(s_per_update=1.0, s_per_sequence=0.1, s_per_token=0.01, write_s=0.5)
+    result = run_with(BASE, learner=learner, updates=1)
+    assert result.wall_s == pytest.approx(1.0 + 1.0 + 0.8 + 0.01 * 8 * 101 + 0.5)
+
+
+def test_samplers_generate_nothing_while_they_load_weights():
+    learner = LearnerSettings(s_per_update=0.5, load_s=0.25)
+    result = run_with(BASE, learner=learner, max_staleness=1, updates=20)
+    # Learning and loading take 0.75 s, in which a batch gets 0.5 s of its 1.0 s.
+    assert result.update_s(4) == pytest.approx(1.0 + 0.25)
+
+
+@pytest.mark.parametrize("batches", ["ordered", "overlapping"])
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+def test_every_episode_is_served_once_and_no_token_is_older_than_the_bound(batches, max_staleness):
+    result = run_with(
+        BASE, episode=long_tail, batches=batches, max_staleness=max_staleness, updates=12
+    )
+    expected = {(update, position) for update in range(1, 13) for position in range(8)}
+    assert result.served.keys() == expected and set(result.served.values()) == {1}
+    assert all(0 <= age <= max_staleness for ages in result.ages for age in ages)
+    assert max(age for ages in result.ages for age in ages) == max_staleness
+
+
+def test_a_batch_starts_when_the_weights_allow_it():
+    result = run_with(BASE, max_staleness=1)
+    assert result.starts[:3] == pytest.approx([0.0, 1.0, 4.0])  # the third needs version 1
+    assert result.update_ends[0] == pytest.approx(4.0)
+
+
+def test_the_next_batch_fills_the_servers_while_the_last_episode_of_one_still_runs():
+    cfg = replace(BASE, episode=long_tail, learner=LearnerSettings(s_per_update=0.1))
+    ordered = run_with(cfg, max_staleness=4, updates=30)
+    overlapping = run_with(cfg, max_staleness=4, batches="overlapping", updates=30)
+    assert ordered.update_s(5) == pytest.approx(1.0)
+    assert overlapping.update_s(5) == pytest.approx((1.0 + 0.1) / 5)  # five in flight
+
+
+def test_no_more_episodes_run_together_than_allowed():
+    result = run_with(BASE, max_episodes=4, updates=1)
+    assert result.ends[0] == pytest.approx(2 * 100 * 0.01)
+
+
+def test_busy_seconds_are_those_with_a_request():
+    result = simulate(BASE)
+    assert result.samplers[0].busy_s == pytest.approx(6 * 1.0)
+    assert result.learner.busy_s == pytest.approx(6 * 3.0)
