@@ -1,9 +1,9 @@
 """Simulate training runs: who waits, how many updates an hour, and which settings are best.
 
 Three runs are simulated (search, reasoning, translation). First with 8 GPUs, for each
-`max_staleness`, with batches that are collected one after the other, as the trainer does, and with
-batches that overlap. Then every division of 1, 8, 64 and 512 GPUs into samplers and learner is
-tried, and the best one is given. One GPU takes turns at sampling and learning.
+`max_staleness`, with batches that overlap, as the trainer collects them, and with batches that are
+collected one after the other. Then divisions of 8, 64 and 512 GPUs into samplers and learner are tried,
+and the best one is given. One GPU takes turns at sampling and learning.
 
 Lengths are those measured on the demo's episodes; speeds of GPUs are assumptions
 (bench/scaling/workloads.py says which). How well the simulation predicts real runs:
@@ -45,8 +45,8 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 def _by_staleness(name: str, base: RunSettings, quick: bool) -> Iterator[Measurement]:
     for max_staleness in (0, 1) if quick else (0, 1, 2, 4):
-        for batches in ("ordered", "overlapping"):
-            if max_staleness == 0 and batches == "overlapping":
+        for batches in ("overlapping", "ordered"):
+            if max_staleness == 0 and batches == "ordered":
                 continue
             cfg = replace(base, batches=batches)
             option = simulate_option(cfg, SERVERS, 8 - SERVERS, max_staleness, GROUP, 256)
@@ -62,8 +62,7 @@ def _on_one_gpu(name: str, base: RunSettings) -> Measurement:
 
 
 def _best(name: str, base: RunSettings, gpus: int) -> Measurement:
-    if gpus > 64:
-        base = replace(base, updates=5)
+    base = replace(base, updates=min(base.updates, 16 if gpus == 8 else 6))
     limits = Constraints(gpus, min_group=GROUP, batch_episodes=SIZES[gpus])
     option = best_option(base, limits)
     return _measurement(f"{name}, best of {gpus} GPUs", option)
@@ -77,7 +76,9 @@ def _measurement(question: str, option: Option) -> Measurement:
 def option_table(measurements: Sequence[Measurement]) -> Table:
     """Return a row for each simulated setting."""
     titles = ("run", "servers + learning", "staleness", "prompts x group", "s an update")
-    output = Table(*titles, "updates an hour", "episodes an hour", "idle: samplers, learner, services")
+    output = Table(
+        *titles, "updates an hour", "episodes an hour", "idle: samplers, learner, services"
+    )
     for measurement in measurements:
         row: dict[str, Any] = measurement.details
         idle = ", ".join(f"{name} {share:.0%}" for name, share in row["idle"].items())
@@ -95,4 +96,4 @@ def option_table(measurements: Sequence[Measurement]) -> Table:
 
 
 if __name__ == "__main__":
-    Console().print(option_table(run("scaling", __doc__, questions)))
+    Console(width=200).print(option_table(run("scaling", __doc__, questions)))

@@ -66,7 +66,12 @@ def idle_shares(result: SimulatedRun) -> dict[str, float]:
 
 
 def simulate_option(
-    base: RunSettings, servers: int, learner_gpus: int, max_staleness: int, group: int, episodes: int
+    base: RunSettings,
+    servers: int,
+    learner_gpus: int,
+    max_staleness: int,
+    group: int,
+    episodes: int,
 ) -> Option:
     """Return the simulated result of one setting; the learner's speed is that of its GPUs."""
     learner = replace(
@@ -98,16 +103,26 @@ def simulate_option(
 
 
 def options(base: RunSettings, limits: Constraints) -> Iterator[Option]:
-    """Yield the result of every setting that the constraints allow.
+    """Yield the results of the settings that are tried within the constraints.
 
-    The group does not change the speed but by shared prompts: the smallest is taken.
+    First the numbers of servers, with the largest staleness and batch. Then every staleness and
+    batch with the best two of them. The group changes the speed only through shared prompts: the
+    smallest is taken.
     """
     max_servers = (limits.gpus - 1) // limits.gpus_per_server
-    for servers, staleness, episodes in itertools.product(
-        _numbers(max_servers), range(limits.max_staleness + 1), limits.batch_episodes
-    ):
+    largest = limits.max_staleness, max(limits.batch_episodes)
+
+    def try_option(servers: int, staleness: int, episodes: int) -> Option:
         learner_gpus = limits.gpus - servers * limits.gpus_per_server
-        yield simulate_option(base, servers, learner_gpus, staleness, limits.min_group, episodes)
+        return simulate_option(base, servers, learner_gpus, staleness, limits.min_group, episodes)
+
+    by_servers = [try_option(servers, *largest) for servers in _numbers(max_servers)]
+    yield from by_servers
+    by_servers.sort(key=lambda option: -option.episodes_an_hour)
+    for option in by_servers[:2]:
+        for setting in itertools.product(range(limits.max_staleness + 1), limits.batch_episodes):
+            if setting != largest:
+                yield try_option(option.servers, *setting)
 
 
 def _numbers(highest: int) -> Sequence[int]:

@@ -92,6 +92,6 @@ def simulated_generation_s(cfg: RunSettings) -> float:
     return statistics.mean(end - start for start, end in pairs[WARM_UP:])
 
 
-def predict(cost: TrainerCost, cfg: RunSettings) -> float:
-    """Return the mean seconds of an update."""
-    return simulate(cost.added_to(cfg)).update_s(WARM_UP)
+def predict(cost: TrainerCost, cfg: RunSettings, warm_up: int = WARM_UP) -> float:
+    """Return the mean seconds of an update behind the warm-up."""
+    return simulate(cost.added_to(cfg)).update_s(warm_up)

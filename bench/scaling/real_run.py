@@ -82,16 +82,16 @@ def services(
     }
 
 
-def real_run(cfg: RunSettings) -> dict[str, Any]:
+def real_run(cfg: RunSettings, warm_up: int = 1) -> dict[str, Any]:
     """Return the seconds of each update of a real run, and of its phases.
 
-    The first update is a warm-up and is left out.
+    warm_up: updates at the start that are left out.
     """
     assert cfg.samplers.prefill_s_per_token == 0, "the servers of a real run know no prefill"
     _index()
     script = _script(cfg)
     with _servers_in_another_process(cfg, script) as urls:
-        result = in_own_process(_train, _without_plan(cfg), urls)
+        result = in_own_process(_train, _without_plan(cfg), urls, warm_up)
         usage = [httpx.get(f"{url}/usage").json()["busy_s"] for url in urls["samplers"]]
     return result | {"sampler_busy_s": usage}
 
@@ -239,7 +239,7 @@ def _policy() -> Path:
     return folder
 
 
-def _train(cfg: RunSettings, urls: Mapping[str, Any]) -> dict[str, Any]:
+def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str, Any]:
     """Run the training command's own function; return the times of its updates."""
     from bench.search_step.sides import timed_updates
     from scorekit.config import load_config
@@ -263,9 +263,14 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any]) -> dict[str, Any]:
     assert len(artifacts.updates) == cfg.updates, artifacts.stop_reason
     assert all(line["reward_coverage"] == 1 for line in artifacts.updates), "a reward is missing"
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
-    names = ("rollout_s", "logprob_s", "reward_s", "update_s")
-    lines = [{name: line.get(name) for name in names} for line in artifacts.updates]
-    return {"updates_s": seconds[1:], "lines": lines[1:], "first_s": seconds[0]}
+    names = ("rollout_s", "logprob_s", "reward_s", "waited_s", "update_s", "staleness_max")
+    lines = [{name: line[name] for name in names if name in line} for line in artifacts.updates]
+    return {
+        "updates_s": seconds[warm_up:],
+        "lines": lines[warm_up:],
+        "first_s": seconds[:warm_up],
+        "wall_s": sum(seconds),
+    }
 
 
 def _values(cfg: RunSettings, urls: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
@@ -297,4 +302,3 @@ def _values(cfg: RunSettings, urls: Mapping[str, Any], run_dir: Path) -> dict[st
         "misc.seed": SEED,
         "misc.run_dir": run_dir,
     }
-

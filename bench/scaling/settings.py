@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
     """Sampler servers.
@@ -84,8 +85,9 @@ class RunSettings:
     driver_s: seconds that the trainer's process needs for a turn, one turn at a time.
     batch_size: prompts of an update. group: episodes of a prompt.
     max_staleness: see `rl.max_staleness`. 0: generation and update alternate.
-    batches: how batches are collected. `ordered`: the next one starts when the last one is
-    complete. `overlapping`: it starts when the weights allow it and `max_episodes` is not reached.
+    batches: how batches are collected. `overlapping`, as the trainer does: a batch starts when the
+    weights allow it and `max_episodes` is not reached. `ordered`, for comparison: it also waits for
+    the end of the last one.
     max_episodes: episodes that run together.
     updates: their number.
     """
@@ -99,7 +101,7 @@ class RunSettings:
     batch_size: int = 8
     group: int = 8
     max_staleness: int = 0
-    batches: Literal["ordered", "overlapping"] = "ordered"
+    batches: Literal["ordered", "overlapping"] = "overlapping"
     max_episodes: int = 1_000_000
     updates: int = 50
 

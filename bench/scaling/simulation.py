@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,8 +44,11 @@ class _Server:
     the one with the smallest count at its end.
     """
 
-    def __init__(self, env: simpy.Environment, cfg: SamplerSettings) -> None:
-        self.env, self.cfg, self.usage = env, cfg, Usage()
+    def __init__(
+        self, env: simpy.Environment, cfg: SamplerSettings, note_load: Callable[[_Server], None]
+    ) -> None:
+        """Start the server. note_load: is called when `load` has changed."""
+        self.env, self.cfg, self.usage, self._note_load = env, cfg, Usage(), note_load
         self.steps = 0.0
         self.is_loading = False
         self._waiting: deque[_Turn] = deque()
@@ -76,6 +79,7 @@ class _Server:
         turn = _Turn(prefill_tokens, completion_tokens, self.env.event())
         self._waiting.append(turn)
         self.usage.calls += 1
+        self._note_load(self)
         self._wake()
         return turn.done, prefill_tokens
 
@@ -123,6 +127,7 @@ class _Server:
                 self.steps += (seconds - prefill_s) / step_s
             while self._running and self._running[0][0] <= self.steps + 1e-9:
                 heapq.heappop(self._running)[2].done.succeed()
+                self._note_load(self)
 
 
 class _Run:
@@ -131,7 +136,13 @@ class _Run:
     def __init__(self, cfg: RunSettings) -> None:
         self.cfg, self.env = cfg, simpy.Environment()
         self.result = SimulatedRun(cfg)
-        self.servers = [_Server(self.env, cfg.samplers) for _ in range(cfg.samplers.servers)]
+        self._by_load: list[tuple[int, int, _Server]] = []
+        self._load_count = 0
+        self.servers = [
+            _Server(self.env, cfg.samplers, self._note_load) for _ in range(cfg.samplers.servers)
+        ]
+        for server in self.servers:
+            self._note_load(server)
         self.result.samplers = [server.usage for server in self.servers]
         self.resources = {
             service.name: simpy.Resource(self.env, service.parallel)
@@ -143,7 +154,6 @@ class _Run:
         self.new_version = self.env.event()
         self.complete = [self.env.event() for _ in range(cfg.updates)]
         self.driver = simpy.Resource(self.env)
-        self.next_server = 0
 
     def run(self) -> SimulatedRun:
         """Run to the end of the last update."""
@@ -205,10 +215,14 @@ class _Run:
     def _choose(self, server: _Server | None) -> _Server:
         if server is not None and self.cfg.samplers.prefix_affinity:
             return server
-        self.next_server += 1
-        offset = self.next_server
-        ordered = [self.servers[(offset + i) % len(self.servers)] for i in range(len(self.servers))]
-        return min(ordered, key=lambda candidate: candidate.load)
+        while self._by_load[0][0] != self._by_load[0][2].load:
+            heapq.heappop(self._by_load)  # its load has changed, and it has a newer entry
+        return self._by_load[0][2]
+
+    def _note_load(self, server: _Server) -> None:
+        """Sort a server by its new load; of equal ones the first that got it is taken."""
+        self._load_count += 1
+        heapq.heappush(self._by_load, (server.load, self._load_count, server))
 
     def _call(self, service: ServiceSettings) -> Process:
         usage = self.result.services[service.name]

@@ -52,8 +52,13 @@ def test_generation_and_learning_alternate_without_staleness():
 @pytest.mark.parametrize("learning_s", [0.25, 1.0, 4.0])
 @pytest.mark.parametrize("max_staleness", [1, 2, 4])
 def test_an_update_takes_the_longer_part_if_batches_are_generated_ahead(learning_s, max_staleness):
-    learner = LearnerSettings(s_per_update=learning_s)
-    result = run_with(BASE, learner=learner, max_staleness=max_staleness, updates=20)
+    result = run_with(
+        BASE,
+        samplers=SamplerSettings(step_s=0.01, max_requests=8),  # one batch fills the server
+        learner=LearnerSettings(s_per_update=learning_s),
+        max_staleness=max_staleness,
+        updates=20,
+    )
     assert result.update_s(6) == pytest.approx(max(1.0, learning_s))
 
 
@@ -90,17 +95,17 @@ def test_a_prompt_is_computed_once_a_group_and_later_turns_only_add_to_it():
     assert result.ends[0] == pytest.approx(600 * 0.001 + 20 * 0.01)
 
 
-def test_without_affinity_servers_compute_the_prompts_of_others_again():
+def test_without_affinity_a_server_computes_the_turns_of_another_one_again():
+    def plan(update, position):  # the episodes end their turns at different times
+        return PlannedEpisode(100, (PlannedTurn(10 + position, 50), PlannedTurn(10)))
+
     samplers = SamplerSettings(servers=2, step_s=0.01)
-    episode = episodes(10, 20, 10, prompt_tokens=100, observation_tokens=50)
-    with_affinity = run_with(BASE, samplers=samplers, episode=episode)
+    with_affinity = run_with(BASE, samplers=samplers, episode=plan, batch_size=1, group=3)
     samplers = replace(samplers, prefix_affinity=False)
-    without = run_with(BASE, samplers=samplers, episode=episode, batch_size=1, group=3)
-    each = run_with(BASE, episode=episode, samplers=replace(samplers, prefix_affinity=True),
-                           batch_size=1, group=3)  # fmt: skip
-    assert without.prefill_tokens > each.prefill_tokens
-    # Each of the two servers computes the prompts of both groups.
-    assert with_affinity.prefill_tokens == BASE.updates * (4 * 100 + 8 * 2 * 50)
+    without = run_with(BASE, samplers=samplers, episode=plan, batch_size=1, group=3)
+    # Both servers compute the group's prompt, and each second turn adds its observation.
+    assert with_affinity.prefill_tokens == BASE.updates * (2 * 100 + 3 * 50)
+    assert without.prefill_tokens > with_affinity.prefill_tokens
 
 
 def test_tools_run_between_turns_and_scorers_after_the_last():
@@ -131,8 +136,13 @@ def test_learning_takes_time_for_sequences_and_tokens():
 
 
 def test_samplers_generate_nothing_while_they_load_weights():
-    learner = LearnerSettings(s_per_update=0.5, load_s=0.25)
-    result = run_with(BASE, learner=learner, max_staleness=1, updates=20)
+    result = run_with(
+        BASE,
+        samplers=SamplerSettings(step_s=0.01, max_requests=8),
+        learner=LearnerSettings(s_per_update=0.5, load_s=0.25),
+        max_staleness=1,
+        updates=20,
+    )
     # Learning and loading take 0.75 s, in which a batch gets 0.5 s of its 1.0 s.
     assert result.update_s(4) == pytest.approx(1.0 + 0.25)
 
@@ -151,14 +161,14 @@ def test_every_episode_is_served_once_and_no_token_is_older_than_the_bound(batch
 
 def test_a_batch_starts_when_the_weights_allow_it():
     result = run_with(BASE, max_staleness=1)
-    assert result.starts[:3] == pytest.approx([0.0, 1.0, 4.0])  # the third needs version 1
-    assert result.update_ends[0] == pytest.approx(4.0)
+    assert result.starts[:4] == pytest.approx([0.0, 0.0, 4.0, 7.0])  # versions 0, 0, 1 and 2
+    assert result.update_ends[:2] == pytest.approx([4.0, 7.0])
 
 
 def test_the_next_batch_fills_the_servers_while_the_last_episode_of_one_still_runs():
     cfg = replace(BASE, episode=long_tail, learner=LearnerSettings(s_per_update=0.1))
-    ordered = run_with(cfg, max_staleness=4, updates=30)
-    overlapping = run_with(cfg, max_staleness=4, batches="overlapping", updates=30)
+    ordered = run_with(cfg, max_staleness=4, batches="ordered", updates=30)
+    overlapping = run_with(cfg, max_staleness=4, updates=30)
     assert ordered.update_s(5) == pytest.approx(1.0)
     assert overlapping.update_s(5) == pytest.approx((1.0 + 0.1) / 5)  # five in flight
 
