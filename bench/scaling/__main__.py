@@ -1,9 +1,11 @@
 """Simulate training runs: who waits, how many updates an hour, and which settings are best.
 
-Three runs are simulated (search, reasoning, translation). First with 8 GPUs, for each
-`max_staleness`, with batches that overlap, as the trainer collects them, and with batches that are
-collected one after the other. Then divisions of 8, 64 and 512 GPUs into samplers and learner are tried,
-and the best one is given. One GPU takes turns at sampling and learning.
+Three runs are simulated (search, reasoning, translation). First with two servers, for each
+`max_staleness`, where learning takes half as long as generation, as long, and twice as long: with
+batches that overlap, as the trainer collects them, and with batches that are collected one after
+the other. The figure is the seconds of an update over those of generating one batch alone. Then
+divisions of 8, 64 and 512 GPUs into samplers and learner are
+tried, and the best one is given. One GPU takes turns at sampling and learning.
 
 Lengths are those measured on the demo's episodes; speeds of GPUs are assumptions
 (bench/scaling/workloads.py says which). How well the simulation predicts real runs:
@@ -22,13 +24,21 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common import Measurement, quiet_logs, run
-from bench.scaling.choice import Constraints, Option, best_option, simulate_option
-from bench.scaling.settings import RunSettings
+from bench.scaling.choice import (
+    Constraints,
+    Option,
+    best_option,
+    idle_shares,
+    simulate_option,
+)
+from bench.scaling.settings import LearnerSettings, RunSettings
+from bench.scaling.simulation import simulate
 from bench.scaling.workloads import SOURCES, workloads
 
 #: GPUs, and episodes of an update that are tried with so many.
-SIZES = {8: (256, 512), 64: (512, 1024), 512: (2048, 4096)}
-SERVERS, GROUP = 4, 8
+SIZES = {8: (256, 512), 64: (512, 1024), 512: (2048,)}
+#: Servers of the first part; episodes of a prompt; seconds of learning over those of generation.
+SERVERS, GROUP, RATIOS = 2, 8, (0.25, 0.5, 1.0, 2.0)
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
@@ -44,15 +54,29 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def _by_staleness(name: str, base: RunSettings, quick: bool) -> Iterator[Measurement]:
-    for max_staleness in (0, 1) if quick else (0, 1, 2, 4):
-        for batches in ("overlapping", "ordered"):
-            if max_staleness == 0 and batches == "ordered":
-                continue
-            cfg = replace(base, batches=batches)
-            option = simulate_option(cfg, SERVERS, 8 - SERVERS, max_staleness, GROUP, 256)
-            yield _measurement(
-                f"{name}, 4 servers + 4 learning, max_staleness {max_staleness}, {batches}", option
-            )
+    base = replace(base, samplers=replace(base.samplers, servers=SERVERS), group=GROUP)
+    alone = simulate(replace(base, learner=LearnerSettings(load_s=base.learner.load_s)))
+    generation_s = alone.update_s(1)
+    for ratio in RATIOS[1:2] if quick else RATIOS:
+        learner = LearnerSettings(s_per_update=ratio * generation_s, load_s=base.learner.load_s)
+        for max_staleness in (0, 1) if quick else (0, 1, 2, 4):
+            for batches in ("overlapping", "ordered")[: 2 if max_staleness else 1]:
+                cfg = replace(base, learner=learner, max_staleness=max_staleness, batches=batches)
+                result = simulate(cfg)
+                ages = [age for update_ages in result.ages for age in update_ages]
+                yield Measurement(
+                    f"{name}, learning {ratio:g} of generation, max_staleness {max_staleness}, "
+                    f"{batches}: an update",
+                    result.update_s(max_staleness + 1) / generation_s,
+                    "of generating a batch alone",
+                    details={
+                        "generation_s": generation_s,
+                        "idle": idle_shares(result),
+                        "staleness_mean": sum(ages) / len(ages),
+                        "staleness_max": max(ages),
+                        "simulated": True,
+                    },
+                )
 
 
 def _on_one_gpu(name: str, base: RunSettings) -> Measurement:
@@ -80,6 +104,8 @@ def option_table(measurements: Sequence[Measurement]) -> Table:
         *titles, "updates an hour", "episodes an hour", "idle: samplers, learner, services"
     )
     for measurement in measurements:
+        if "update_s" not in measurement.details:
+            continue
         row: dict[str, Any] = measurement.details
         idle = ", ".join(f"{name} {share:.0%}" for name, share in row["idle"].items())
         output.add_row(

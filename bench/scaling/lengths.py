@@ -2,8 +2,8 @@
 
 Two updates of the demo's small searcher are run on its slides, with the real retriever and the
 trainer's own sampler. Measured are the tokens of prompts, turns and observations, the turns of an
-episode, and the seconds of a tool call. Their distributions go to bench/results/scaling_lengths.json,
-from which bench/scaling draws.
+episode, and the seconds of a tool call. The simulation draws from these values, which are written
+to bench/results/scaling_lengths.json.
 
     python -m bench.scaling.lengths [--quick]
 """

@@ -92,8 +92,12 @@ def real_run(cfg: RunSettings, warm_up: int = 1) -> dict[str, Any]:
     script = _script(cfg)
     with _servers_in_another_process(cfg, script) as urls:
         result = in_own_process(_train, _without_plan(cfg), urls, warm_up)
-        usage = [httpx.get(f"{url}/usage").json()["busy_s"] for url in urls["samplers"]]
-    return result | {"sampler_busy_s": usage}
+        usage = [httpx.get(f"{url}/usage").json() for url in urls["samplers"]]
+    return result | {
+        "sampler_busy_s": [server["busy_s"] for server in usage],
+        "turns": sum(server["turns"] for server in usage),
+        "calls_of_a_turn": max(server["calls_of_a_turn"] for server in usage),
+    }
 
 
 def _without_plan(cfg: RunSettings) -> RunSettings:
@@ -157,7 +161,6 @@ def _servers_in_another_process(
 
 def _serve(pipe: Connection, cfg: RunSettings, script: Mapping[int, ScriptedTurn]) -> None:
     from scorekit.server.app import create_app
-    from scorekit.server.http.run import server_config
     from scorekit.server.http.settings import ServiceSettings as HttpSettings
     from services.retriever.model import RetrieverBackend
 

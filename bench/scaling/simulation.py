@@ -51,6 +51,7 @@ class _Server:
         self.env, self.cfg, self.usage, self._note_load = env, cfg, Usage(), note_load
         self.steps = 0.0
         self.is_loading = False
+        self._coming = 0
         self._waiting: deque[_Turn] = deque()
         self._running: list[tuple[float, int, _Turn]] = []
         self._prefill_s = 0.0
@@ -61,8 +62,13 @@ class _Server:
 
     @property
     def load(self) -> int:
-        """Return the number of requests that run or wait."""
-        return len(self._running) + len(self._waiting)
+        """Return the number of requests that run, wait or are on their way."""
+        return len(self._running) + len(self._waiting) + self._coming
+
+    def expect(self) -> None:
+        """Count a request that is on its way."""
+        self._coming += 1
+        self._note_load(self)
 
     def generate(
         self, prompt_tokens: int, completion_tokens: int, group: tuple[int, int], position: int
@@ -79,7 +85,7 @@ class _Server:
         turn = _Turn(prefill_tokens, completion_tokens, self.env.event())
         self._waiting.append(turn)
         self.usage.calls += 1
-        self._note_load(self)
+        self._coming -= 1
         self._wake()
         return turn.done, prefill_tokens
 
@@ -192,6 +198,7 @@ class _Run:
                 yield request
                 yield self.env.timeout(cfg.driver_s)
             server = self._choose(server)
+            server.expect()
             yield self.env.timeout(cfg.samplers.overhead_s)
             done, prefill = server.generate(
                 prompt, turn.completion_tokens, (update, position // cfg.group), position

@@ -1,7 +1,7 @@
 """A server with vLLM's routes whose turns are scripted and take the time that its settings say.
 
-It loads no model: each turn's text and number of tokens are in a script, by the seed of its request.
-Its log-probabilities are those of a policy whose head is zero, so that a trainer with that policy
+It loads no model: each turn's text and number of tokens are in a script, by its request's seed. Its
+log-probabilities are those of a policy whose head is zero, so that a trainer with that policy
 agrees with them. Time passes as in bench/scaling/simulation.py, but on the real clock: all running
 requests get a token in each step, and the seconds of a step depend on their number.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,7 @@ def timed_app(
     load_s: seconds to load weights.
     """
     app, batch, state = FastAPI(), TimedBatch(cfg), {"version": "default"}
+    calls: Counter[int] = Counter()
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -120,12 +121,14 @@ def timed_app(
 
     @app.get("/usage")
     async def usage() -> dict[str, float]:
-        return {"busy_s": batch.busy_s}
+        most = max(calls.values(), default=0)
+        return {"busy_s": batch.busy_s, "turns": len(calls), "calls_of_a_turn": most}
 
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> dict[str, Any]:
         turn = script.get(body["seed"])
         if turn is not None:
+            calls[body["seed"]] += 1
             await batch.generate(turn.tokens)
             return {"choices": [_choice(body, turn.token_ids, vocabulary, 0)]}
         ids = list(range(3, 3 + min(8, body["max_tokens"])))

@@ -95,17 +95,27 @@ def test_a_prompt_is_computed_once_a_group_and_later_turns_only_add_to_it():
     assert result.ends[0] == pytest.approx(600 * 0.001 + 20 * 0.01)
 
 
-def test_without_affinity_a_server_computes_the_turns_of_another_one_again():
-    def plan(update, position):  # the episodes end their turns at different times
-        return PlannedEpisode(100, (PlannedTurn(10 + position, 50), PlannedTurn(10)))
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_without_affinity_a_server_computes_the_turns_of_another_one_again(has_affinity):
+    def plan(update, position):
+        """The first server has two long episodes when the short one begins its second turn."""
+        turns = {0: (10, 10), 1: (20,), 2: (100,), 3: (20,), 4: (100,)}[position]
+        return PlannedEpisode(100, tuple(PlannedTurn(tokens, 50) for tokens in turns))
 
-    samplers = SamplerSettings(servers=2, step_s=0.01)
-    with_affinity = run_with(BASE, samplers=samplers, episode=plan, batch_size=1, group=3)
-    samplers = replace(samplers, prefix_affinity=False)
-    without = run_with(BASE, samplers=samplers, episode=plan, batch_size=1, group=3)
-    # Both servers compute the group's prompt, and each second turn adds its observation.
-    assert with_affinity.prefill_tokens == BASE.updates * (2 * 100 + 3 * 50)
-    assert without.prefill_tokens > with_affinity.prefill_tokens
+    samplers = SamplerSettings(servers=2, step_s=0.01, prefix_affinity=has_affinity)
+    tools = (ServiceSettings("retriever", 0.2),)
+    result = run_with(
+        BASE, samplers=samplers, episode=plan, tools=tools, batch_size=1, group=5, updates=1
+    )
+    # Both servers compute the prompt; the second turn adds its observation, and what the other
+    # server has generated.
+    assert result.prefill_tokens == 2 * 100 + 50 + (0 if has_affinity else 10)
+
+
+def test_requests_on_their_way_count_when_a_server_is_chosen():
+    samplers = SamplerSettings(servers=4, step_s=0.01, overhead_s=1.0)
+    result = run_with(BASE, samplers=samplers, updates=1)
+    assert [usage.calls for usage in result.samplers] == [2, 2, 2, 2]
 
 
 def test_tools_run_between_turns_and_scorers_after_the_last():
