@@ -31,7 +31,7 @@ from bench.scaling.choice import (
     idle_shares,
     simulate_option,
 )
-from bench.scaling.settings import LearnerSettings, RunSettings
+from bench.scaling.settings import Batches, LearnerSettings, RunSettings
 from bench.scaling.simulation import simulate
 from bench.scaling.workloads import SOURCES, workloads
 
@@ -60,7 +60,8 @@ def _by_staleness(name: str, base: RunSettings, quick: bool) -> Iterator[Measure
     for ratio in RATIOS[1:2] if quick else RATIOS:
         learner = LearnerSettings(s_per_update=ratio * generation_s, load_s=base.learner.load_s)
         for max_staleness in (0, 1) if quick else (0, 1, 2, 4):
-            for batches in ("overlapping", "ordered")[: 2 if max_staleness else 1]:
+            modes: tuple[Batches, ...] = ("overlapping", "ordered")
+            for batches in modes[: 2 if max_staleness else 1]:
                 cfg = replace(base, learner=learner, max_staleness=max_staleness, batches=batches)
                 result = simulate(cfg)
                 ages = [age for update_ages in result.ages for age in update_ages]

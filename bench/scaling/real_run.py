@@ -71,7 +71,7 @@ class EpisodeLengths:
 
 def services(
     retriever_s: float, generator_s: float, judge_s: float, parallel: int = 32
-) -> dict[str, tuple[ServiceSettings, ...]]:
+) -> dict[str, Any]:
     """Return the services of RunSettings with these delays. parallel: calls of a scorer at once."""
     return {
         "tools": (ServiceSettings(RETRIEVER, retriever_s),),
@@ -184,7 +184,7 @@ def _serve(pipe: Connection, cfg: RunSettings, script: Mapping[int, ScriptedTurn
     judge = FlakyServer(judge_app(), latency_s=lambda path: judge_s * path.endswith("score"))
     vocabulary = len(_tokenizer())
     with ExitStack() as stack:
-        apps = [retriever, generator, judge]
+        apps: list[Any] = [retriever, generator, judge]
         apps += [
             timed_app(cfg.samplers, script, vocabulary, cfg.learner.load_s)
             for _ in range(cfg.samplers.servers)
@@ -263,7 +263,7 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str,
 
     with mock.patch.object(SearchTask, "advantages", advantages), timed_updates() as ends:
         artifacts = run_search(load_train(search_cfg), {}, search_cfg)
-    assert len(artifacts.updates) == cfg.updates, artifacts.stop_reason
+    assert len(artifacts.updates) == cfg.updates, artifacts.stopped
     assert all(line["reward_coverage"] == 1 for line in artifacts.updates), "a reward is missing"
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
     names = ("rollout_s", "logprob_s", "reward_s", "waited_s", "update_s", "staleness_max")

@@ -72,6 +72,8 @@ class PlannedEpisode:
     turns: tuple[PlannedTurn, ...]
 
 
+#: Whether batches of different updates are collected at the same time.
+Batches = Literal["ordered", "overlapping"]
 #: Returns the episode of an update (from 1) at a position (from 0).
 EpisodePlan = Callable[[int, int], PlannedEpisode]
 
@@ -101,7 +103,7 @@ class RunSettings:
     batch_size: int = 8
     group: int = 8
     max_staleness: int = 0
-    batches: Literal["ordered", "overlapping"] = "overlapping"
+    batches: Batches = "overlapping"
     max_episodes: int = 1_000_000
     updates: int = 50
 

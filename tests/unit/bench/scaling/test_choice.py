@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.scaling.choice import Constraints, best_option, idle_shares, options, simulate_option
@@ -35,6 +37,12 @@ def test_a_setting_has_the_servers_and_the_learner_of_its_gpus():
     assert option.update_s == pytest.approx(2.0 + 6.0 / 3)  # eight episodes, four at a time
     assert option.updates_an_hour == pytest.approx(900)
     assert option.episodes_an_hour == pytest.approx(7200)
+
+
+def test_several_gpus_learn_tokens_faster():
+    cfg = replace(base(), learner=LearnerSettings(s_per_token=0.01, s_per_update=1.0))
+    option = simulate_option(cfg, 4, 2, 0, group=8, episodes=8)
+    assert option.update_s == pytest.approx(1.0 + 1.0 + 8 * 101 * 0.01 / 2)
 
 
 def test_idle_shares_are_those_of_alternating_parts():

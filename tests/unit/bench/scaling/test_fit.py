@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ def run_of(cfg):
     result = simulate(COST.added_to(cfg))
     learn_s = result.update_ends[0] - result.learn_starts[0]
     ends = [0.0, *result.update_ends]
-    seconds = [end - start for start, end in zip(ends, ends[1:], strict=False)][1:]
+    seconds = [end - start for start, end in pairwise(ends)][1:]
     return {"updates_s": seconds, "lines": [{"update_s": learn_s}] * len(seconds)}
 
 
