@@ -121,8 +121,8 @@ def timed_app(
 
     @app.get("/usage")
     async def usage() -> dict[str, float]:
-        most = max(calls.values(), default=0)
-        return {"busy_s": batch.busy_s, "turns": len(calls), "calls_of_a_turn": most}
+        max_calls = max(calls.values(), default=0)
+        return {"busy_s": batch.busy_s, "turns": len(calls), "calls_of_a_turn": max_calls}
 
     @app.post("/v1/completions")
     async def completions(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A real run with servers of set speed: each planned turn is asked for once, within the bound."""
+"""A real run with servers of set speed: each planned turn is asked for once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def test_a_run_asks_for_each_planned_turn_once(max_staleness):
     assert result["turns"] == sum(len(episode.turns) for episode in planned)
     assert result["calls_of_a_turn"] == 1
     assert len(result["updates_s"]) == len(result["lines"]) == 2
-    assert all(line["staleness_max"] <= max_staleness for line in result["lines"])
     tokens = sum(turn.completion_tokens for episode in planned for turn in episode.turns)
     assert result["sampler_busy_s"][0] <= tokens * cfg.samplers.step_s * 1.000001
 

@@ -17,14 +17,14 @@ VOCABULARY = 40
 
 async def order_of_ends(batch, tokens):
     """Return the positions of requests in the order in which they end."""
-    ended = []
+    finished = []
 
     async def request(position):
         await batch.generate(tokens[position])
-        ended.append(position)
+        finished.append(position)
 
     await asyncio.gather(*map(request, range(len(tokens))))
-    return ended
+    return finished
 
 
 def test_shorter_requests_end_before_longer_ones():
@@ -67,5 +67,5 @@ def test_a_turn_is_that_of_its_seed_and_all_ids_are_equally_likely():
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(
             [-math.log(VOCABULARY - 1)] * 3
         )
-        others = httpx.post(f"{url}/v1/completions", json=body | {"seed": 8, "n": 2}).json()
-        assert len(others["choices"]) == 2
+        response = httpx.post(f"{url}/v1/completions", json=body | {"seed": 8, "n": 2}).json()
+        assert len(response["choices"]) == 2
