@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import shutil
 import time
@@ -250,8 +251,7 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str,
     from trainer.search.data import load_train
     from trainer.search.training.train import SearchTask, run_search
 
-    run_dir = FOLDER / "run"
-    shutil.rmtree(run_dir, ignore_errors=True)
+    run_dir = FOLDER / f"run-{os.getpid()}"
     overrides = [f"{key}={value}" for key, value in _values(cfg, urls, run_dir).items()]
     search_cfg = load_config(SearchConfig, CONFIG, overrides)
     make_advantages = SearchTask.advantages
@@ -265,6 +265,7 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str,
         artifacts = run_search(load_train(search_cfg), {}, search_cfg)
     assert len(artifacts.updates) == cfg.updates, artifacts.stopped
     assert all(line["reward_coverage"] == 1 for line in artifacts.updates), "a reward is missing"
+    shutil.rmtree(run_dir)
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
     names = ("rollout_s", "logprob_s", "reward_s", "waited_s", "update_s", "staleness_max")
     lines = [{name: line[name] for name in names if name in line} for line in artifacts.updates]
