@@ -183,6 +183,10 @@ class KnownSampler:
     def sync_weights(self, model: Any, update: int) -> None:
         """Do nothing: there are no weights."""
 
+    def stats(self) -> dict[str, float | int | None]:
+        """Return no stats."""
+        return {}
+
     def close(self) -> None:
         """Do nothing: nothing is open."""
 

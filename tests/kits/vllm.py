@@ -8,6 +8,7 @@ until it is cut.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 
 from scorekit.processes import end_with_parent
 from testing.servers import free_port
@@ -60,12 +62,14 @@ def untie(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
+def running_vllm(
+    model: Path, log: Path, *flags: str, port: int | None = None, **variables: str
+) -> Iterator[str]:
     """Serve until the block ends, and yield the URL as an SDK takes it.
 
-    flags, variables: additions to the command line and to the environment.
+    flags, variables: additions to the command line and to the environment. port: None: a free one.
     """
-    port = free_port()
+    port = port or free_port()
     command = [
         str(PYTHON),
         "-m",
@@ -119,6 +123,16 @@ def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Itera
         with contextlib.suppress(ProcessLookupError):  # its engine is a process of its own
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def kill_vllm(url: str) -> None:
+    """End the server of `running_vllm` at this URL, and its engine, with SIGKILL."""
+    port = str(httpx.URL(url).port)
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        options = itertools.pairwise(command)
+        if str(PYTHON) in command and ("--port", port) in options:
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -85,12 +85,16 @@ class MonitoredBarrier:
         counter_key = f"meeting {self._number}"
         started, next_warning_s, pause = time.monotonic(), _FIRST_WARNING_S, _POLL_S[0]
         try:
+            if self._is_closed:
+                raise ProcessStalled(self._line(0.0))
             self._store.set(f"came {self.rank}", str(self._number))
             num_arrived = self._store.add(counter_key, 1)
             while num_arrived < self.size:
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_S[1])
                 waited = time.monotonic() - started
+                if self._is_closed and self._store.add(counter_key, 0) >= self.size:
+                    break  # the others have passed, and this process must do the same
                 if self._is_closed or self._exits.add("gone", 0) or waited > self.patience_s:
                     raise ProcessStalled(self._line(waited))
                 if waited > next_warning_s:

@@ -15,14 +15,19 @@ from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.sampler import Sampler
 from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
-from trainer.runs.ahead import OpensCollectors, open_batches
 from trainer.runs.artifacts import Artifacts, Reports
-from trainer.runs.batch import Batch, BatchCollector
+from trainer.runs.batches.ahead import OpensCollectors, open_batches
+from trainer.runs.batches.batch import Batch, BatchCollector
 from trainer.runs.checkpoints.saver import Evaluated
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
 from trainer.runs.open import OpenRun
-from trainer.runs.rollout_stats import advantage_stats, importance_stats, rollout_stats
+from trainer.runs.rollout_stats import (
+    advantage_stats,
+    importance_stats,
+    rollout_stats,
+    staleness_stats,
+)
 from trainer.runs.run_log import PhaseTimer, read_jsonl
 from trainer.runs.stats import Stats
 from trainer.runs.stops import StopRules
@@ -230,6 +235,8 @@ class TrainingLoop:
             advantages, stats = self.learn(batch, update, lr)
         # After the update, which may have computed the old log-probabilities
         line |= rollout_stats(batch.rollouts) | importance_stats(batch.rollouts, cfg.rl)
+        line |= staleness_stats(batch.select_scored()[0], update)
+        line |= {"dropped_stale": batch.dropped_stale} | self.sampler.stats()
         line |= self.task.stats(batch)
         line |= advantage_stats(advantages) | stats.line() | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:

@@ -38,6 +38,7 @@ OF_LEARNING = (
     StatSpec(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
     StatSpec(key="logprob_s", column="logp_s", form="6.1f", narrow=True),
     StatSpec(key="reward_s", column="rew_s", form="6.1f", narrow=True),
+    StatSpec(key="waited_s", column="wait_s", form="6.1f"),
     StatSpec(key="update_s", column="upd_s", form="6.1f", narrow=True),
 )
 LEARNING_CURVES = (
@@ -61,6 +62,8 @@ LEARNING_CURVES = (
         keys=("staleness_mean", "staleness_max", "staleness_spread_max"),
     ),
     Curve(title="rollouts dropped as too stale", keys=("dropped_stale",)),
+    Curve(title="vLLM servers that took part (the least number)", keys=("sampler_servers",)),
+    Curve(title="turns that went to another vLLM server", keys=("sampler_moved",)),
     Curve(title="entropy (estimate)", keys=("entropy_est",)),
     Curve(title="policy loss", keys=("policy_loss",)),
     Curve(title="gradient norm before clipping", keys=("grad_norm",)),

@@ -81,7 +81,53 @@ class EpisodeRunner:
         are not run again. on_done: is called with each episode of this process that has run.
         Raises what `run_trajectories` raises.
         """
-        trajectories = [
+        trajectories = self._new_trajectories(
+            indexed_questions, step, attempt, samples, kind, groups
+        )
+
+        def submit_ended(trajectory: Trajectory) -> None:
+            self._submit([trajectory])
+            on_done(trajectory)
+
+        own_part = trajectories if self.world is None else self.world.own_block(trajectories)
+        finished = {
+            trajectory.trajectory_id: stored[trajectory.trajectory_id].model_copy(
+                update={"attempt": attempt, "run": self.store.run}
+            )
+            for trajectory in own_part
+            if stored is not None and trajectory.trajectory_id in stored
+        }
+        error: ScorekitError | None = None
+        try:
+            self._submit(finished.values())
+            has_run = run_trajectories(
+                [trajectory for trajectory in own_part if trajectory.trajectory_id not in finished],
+                policy,
+                self._tools,
+                self.cfg.episode,
+                on_done=submit_ended,
+            )
+            finished |= {trajectory.trajectory_id: trajectory for trajectory in has_run}
+        except ScorekitError as raised:  # perhaps on this process only
+            policy.end()
+            error = raised
+        self._raise_on_all(error or self._retriever.error)
+        if self.world is not None and not self.world.is_main:
+            self.store.sync_images()  # the main process writes the records that refer to them
+        ids = (trajectory.trajectory_id for trajectory in own_part)
+        return {id: finished[id] for id in ids}
+
+    def _new_trajectories(
+        self,
+        indexed_questions: Sequence[tuple[int, Question]],
+        step: int,
+        attempt: int,
+        samples: int | None,
+        kind: str,
+        groups: Mapping[int, str] | None,
+    ) -> list[Trajectory]:
+        """Return the trajectories of questions, without turns."""
+        return [
             Trajectory(
                 # ASCII only: the id is a request header. A question's id may have other characters.
                 trajectory_id=f"{kind}{step}-{index}-{sample}",
@@ -95,38 +141,6 @@ class EpisodeRunner:
             for index, question in indexed_questions
             for sample in range(question.samples(samples))
         ]
-
-        def submit_ended(trajectory: Trajectory) -> None:
-            self._submit([trajectory])
-            on_done(trajectory)
-
-        own = trajectories if self.world is None else self.world.own_block(trajectories)
-        finished = {
-            trajectory.trajectory_id: stored[trajectory.trajectory_id].model_copy(
-                update={"attempt": attempt, "run": self.store.run}
-            )
-            for trajectory in own
-            if stored is not None and trajectory.trajectory_id in stored
-        }
-        error: ScorekitError | None = None
-        try:
-            self._submit(finished.values())
-            has_run = run_trajectories(
-                [trajectory for trajectory in own if trajectory.trajectory_id not in finished],
-                policy,
-                self._tools,
-                self.cfg.episode,
-                on_done=submit_ended,
-            )
-            finished |= {trajectory.trajectory_id: trajectory for trajectory in has_run}
-        except ScorekitError as raised:  # perhaps on this process only
-            policy.end()
-            error = raised
-        self._raise_on_all(error or self._retriever.error)
-        if self.world is not None and not self.world.is_main:
-            self.store.sync_images()  # the main process writes the records that refer to them
-        ids = (trajectory.trajectory_id for trajectory in own)
-        return {id: finished[id] for id in ids}
 
     def resubmit(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
         """Submit episodes of this process as a new attempt of their step, to get their rewards

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from scorekit.schemas import Failed, Scored
-from trainer.runs.batch import is_stale
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.batch import is_stale
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup, Scores
 from trainer.translation.rollouts import TranslationRollout
@@ -99,8 +99,8 @@ class BufferedSamples:
         }
         self.dropped = sum(len(rollouts.pop(index)) for index in stale)
         samples_again = self._cfg.generation.engine == "generate" and len(rollouts) < len(indices)
-        kept: list[int] = [] if samples_again else sorted(rollouts)
-        return [PendingGroup(rollouts[index], scores.get(index)) for index in kept]
+        indices = [] if samples_again else sorted(rollouts)
+        return [PendingGroup(rollouts[index], scores.get(index)) for index in indices]
 
 
 def _rollout(fields: dict[str, Any]) -> TranslationRollout:

@@ -10,8 +10,8 @@ from scorekit.seeds import stream_seed
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler
-from trainer.runs.batch import Batch, batch_indices
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.batch import Batch, batch_indices
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer

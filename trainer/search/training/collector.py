@@ -16,8 +16,8 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
-from trainer.runs.batch import Batch, batch_indices
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.batch import Batch, batch_indices
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
@@ -206,9 +206,9 @@ class EpisodeCollector:
 
         def note_end(trajectory: Trajectory) -> None:
             id = trajectory.trajectory_id
-            ended = policy.ended_episodes.get(id)
-            if ended is not None and ended.completion_ids:
-                rollouts[id] = ended.rollout(id, _position(id), searcher.ids.stops)
+            episode = policy.ended_episodes.get(id)
+            if episode is not None and episode.completion_ids:
+                rollouts[id] = episode.rollout(id, _position(id), searcher.ids.stops)
             if self._buffered is not None:
                 self._buffered.store(update, trajectory, rollouts.get(id))
 

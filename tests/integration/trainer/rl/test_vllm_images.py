@@ -110,10 +110,10 @@ def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path:
     logprobs = torch.tensor([value for _, sample in pairs for value in sample.logprobs or ()])
     torch.testing.assert_close(logprobs, expected[mask], atol=1e-4, rtol=1e-4)
     assert not {i for _, sample in pairs for i in sample.token_ids} & set(NEVER)
-    sent = [body for body in stub.bodies if "token_ids" in body]
+    sent = [body for body in stub.bodies if "content_parts" in body]
     assert all(body["token_ids"].count(IMAGE) == len(body["content_parts"]) for body in sent)
-    texts = [body for body in stub.bodies if body.get("prompt") == PROMPTS[1]]
-    assert texts and all(IMAGE not in body["prompt"] for body in texts)
+    texts = [body for body in stub.bodies if body.get("token_ids") == PROMPTS[1]]
+    assert texts and not any("content_parts" in body for body in texts)
 
 
 def test_a_server_that_reads_images_as_other_ids_is_told(policy: Path, tmp_path: Path) -> None:

@@ -338,3 +338,24 @@ def test_the_configs_of_accelerate_are_read(name: str) -> None:
     accelerate_config = load_config_from_file(str(ROOT / f"configs/accelerate/{name}.yaml"))
     assert accelerate_config.num_processes == 2
     assert accelerate_config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}[name]
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_threads_exchange_through_forks_while_the_main_thread_does(tmp_path, processes):
+    module = "tests.kits.trainer.ranks.threads_of_ranks"
+    result = forked(module, str(tmp_path), processes=processes)
+    assert result.returncode == 0, result.stderr
+    for rank in range(processes):
+        seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert seen["sums"] == [float(processes * value) for value in range(40)]
+        assert seen["right"] == [40, 40, 40]
+        assert seen["joined"] == [1] * processes  # the main thread still may
+        assert seen["closed"] == "ProcessStalled"
+
+
+def test_threads_of_the_others_end_when_a_process_fails(tmp_path):
+    module = "tests.kits.trainer.ranks.threads_of_ranks"
+    result = forked(module, str(tmp_path), "--error", processes=2)
+    assert result.returncode != 0 and "in the middle" in result.stderr
+    assert "ended with an error" in result.stderr
+    assert not list(tmp_path.iterdir())

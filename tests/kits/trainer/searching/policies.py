@@ -112,6 +112,9 @@ class ToldSampler:
 
     def sync_weights(self, model: Any, update: int) -> None: ...
 
+    def stats(self) -> dict[str, float | int | None]:
+        return {}
+
     def close(self) -> None: ...
 
 
@@ -150,6 +153,10 @@ class ScriptedStart:
 
     def sync_weights(self, model: Any, update: int) -> None:
         self.inner.sync_weights(model, update)
+
+    def stats(self) -> dict[str, float | int | None]:
+        stats: dict[str, float | int | None] = self.inner.stats()
+        return stats
 
     def close(self) -> None:
         self.inner.close()

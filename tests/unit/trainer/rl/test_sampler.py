@@ -212,3 +212,7 @@ def test_a_plain_stop_token_is_not_in_the_text() -> None:
             assert sampled.completion_text == TOKENIZER.decode(sampled.completion_token_ids[:-1])
             end = len(sampled.completion_text)
             assert sampled.token_char_offsets[-1] == (end, end)
+
+
+def test_rollouts_say_which_weights_sampled_each_token() -> None:
+    assert all(r.weight_versions == [0] * len(r.completion_token_ids) for r in sample())

@@ -104,3 +104,15 @@ def test_greedy_prompts_have_no_log_probabilities() -> None:
     with pytest.raises(ValueError, match="with_logprobs"):
         sampler.complete_batch(prompts, CFG, with_logprobs=True)
     assert sampler.complete_batch(prompts, CFG, with_logprobs=False)
+
+
+def test_tokens_have_the_version_of_the_last_sync() -> None:
+    sampler, prompts = seeded_sampler("qwen3"), seeded_prompts("qwen3", count=3)
+    assert sampler.stats() == {}
+    for version in (0, 7):
+        if version:
+            sampler.sync_weights(sampler.model, version)
+        samples = [s for _, group in sampler.sample([[5, 6]], CFG) for s in group]
+        samples += sampler.complete_batch(prompts, CFG, with_logprobs=False)
+        samples += asyncio.run(complete_all(sampler, prompts, CFG))
+        assert all(s.versions == [version] * len(s.token_ids) for s in samples)

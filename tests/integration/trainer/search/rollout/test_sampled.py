@@ -153,6 +153,13 @@ def test_each_turn_has_a_random_stream_of_its_own() -> None:
     assert not set(seeds([ask("a")], seed=None)) & set(seeds([ask("a")], seed=None))
 
 
+def test_the_turns_of_an_episode_share_an_affinity() -> None:
+    sampler = ToldSampler(qwen("qwen2_5"), in_turn(search("births"), search("rainfall")))
+    done = played(policy_of(sampler), [ask("a"), ask("b")], observation="text")
+    affinities = [prompt.affinity for prompt, _ in sampler.calls]
+    assert sorted(affinities) == sorted(3 * [t.trajectory_id for t in done])
+
+
 def test_an_episode_without_a_completion_has_failed_and_the_others_go_on() -> None:
     class Failing(ToldSampler):
         async def complete(self, prompt: SeededPrompt, *args: Any, **options: Any) -> Any:

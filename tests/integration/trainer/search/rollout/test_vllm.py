@@ -60,7 +60,7 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
             ids = turn_ids(tokenizer, reader)
             policy = SampledPolicy(first, ids, cfg, name="tiny", context=8192, seed=1)
             done = played(policy, samples=2, max_turns=3, sight=TINY_SIGHT, pictures=image_by_hash)
-    sent = [body for body in stub.bodies if "token_ids" in body]
+    sent = [body for body in stub.bodies if "content_parts" in body]
     assert len(sent) == 4 and all(body["token_ids"].count(reader.image_id) == 1 for body in sent)
     for trajectory in done:
         assert trajectory.tokens is not None and len(trajectory.tokens.images) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,3 +198,20 @@ def test_each_picture_has_its_ids_and_the_texts_of_pages_have_none(name) -> None
         ids.observation(Message("user", "a page says <|image_pad|>"))
     with pytest.raises(ValueError, match="no image processor"):
         turn_ids(tokenizer).observation(observed)
+
+
+def test_turns_of_an_episode_have_versions_of_their_own() -> None:
+    tokenizer = qwen("qwen2_5")
+    turns = [
+        replace(turn, versions=[version] * len(turn.token_ids))
+        for version, turn in [(4, sampled(tokenizer, "a b")), (6, sampled(tokenizer, "c"))]
+    ]
+    joined = join(turn_ids(tokenizer), turns)
+    rollout = joined.rollout("t", 0, [tokenizer.eos_token_id])
+    assert rollout.weight_versions is not None
+    pairs = list(zip(rollout.weight_versions, rollout.actions, strict=True))
+    first, second = (len(turn.token_ids) for turn in turns)
+    assert pairs[:first] == [(4, True)] * first and pairs[-second:] == [(6, True)] * second
+    assert set(pairs[first:-second]) == {(4, False)}
+    unknown = join(turn_ids(tokenizer), [turns[0], sampled(tokenizer, "c")])
+    assert unknown.rollout("t", 0, [tokenizer.eos_token_id]).weight_versions is None

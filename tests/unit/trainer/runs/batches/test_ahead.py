@@ -1,4 +1,4 @@
-"""Test when batches are begun, and what becomes of their failures."""
+"""Test when batches are started, and what becomes of their failures."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 from testing.servers import wait_until
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
-from trainer.runs.ahead import BatchesAhead, BatchesInTurn, open_batches
-from trainer.runs.batch import Batch
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.ahead import BatchesAhead, BatchesInTurn, open_batches
+from trainer.runs.batches.batch import Batch
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.run_log import PhaseTimer
 
 
 class Collecting:
     """A task whose batches end when the test says so.
 
-    begun: the updates whose batch was begun, in order. held: those that wait for `release`.
+    started: the updates whose batch was started, in order. blocked: those that wait for `release`.
     version: the number of updates of the sampler's weights.
     """
 
-    def __init__(self, *, held: bool = False) -> None:
-        self.begun: list[int] = []
-        self.held, self.version = held, 0
+    def __init__(self, *, blocked: bool = False) -> None:
+        self.started: list[int] = []
+        self.blocked, self.version = blocked, 0
         self.ends = {update: threading.Event() for update in range(1, 20)}
         self.errors: dict[int, Exception] = {}
         self.missing: dict[int, str] = {}
@@ -44,8 +44,8 @@ class Collecting:
 
             def collect(self, sampler: Any, update: int, clock: PhaseTimer) -> Any:
                 version = task.version
-                task.begun.append(update)
-                while task.held and not task.ends[update].wait(0.01):
+                task.started.append(update)
+                while task.blocked and not task.ends[update].wait(0.01):
                     if should_stop is not None and should_stop():
                         return None
                 if update in task.errors:
@@ -96,14 +96,14 @@ def test_without_staleness_a_batch_begins_with_its_update(tmp_path):
     assert isinstance(batches, BatchesInTurn)
     for update in range(1, 9):
         batch = batches.take(update, PhaseTimer())
-        assert batch.rewards == [update] and task.begun == list(range(1, update + 1))
+        assert batch.rewards == [update] and task.started == list(range(1, update + 1))
         assert batch.rollouts[0].old_logprobs == [-1.0]  # the collector has set them
     assert not (tmp_path / "buffer").exists()
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 4])
 def test_a_batch_begins_as_soon_as_the_bound_allows_and_not_before(tmp_path, staleness):
-    task = Collecting(held=True)
+    task = Collecting(blocked=True)
     batches, _ = opened(task, tmp_path, staleness, "vllm")
     assert isinstance(batches, BatchesAhead)
     for update in range(1, 9):
@@ -112,31 +112,31 @@ def test_a_batch_begins_as_soon_as_the_bound_allows_and_not_before(tmp_path, sta
         clock = PhaseTimer()
         batch = batches.take(update, clock)
         assert batch.rewards == [update] and {"waited_s", "rollout_s"} <= set(clock.seconds)
-        begun_at = batch.rollouts[0].weight_versions[0]
-        assert begun_at == max(0, update - 1 - staleness) and batch.dropped_stale == 0
+        started_at = batch.rollouts[0].weight_versions[0]
+        assert started_at == max(0, update - 1 - staleness) and batch.dropped_stale == 0
         due = min(update + staleness, 8)
-        wait_until(lambda due=due: len(task.begun) == due)
-        assert sorted(task.begun) == list(range(1, due + 1))
+        wait_until(lambda due=due: len(task.started) == due)
+        assert sorted(task.started) == list(range(1, due + 1))
         # the sampler's log-probabilities are kept for the correction
         assert batch.rollouts[0].sampler_logprobs == [-1.0]
     batches.close()
 
 
 def test_the_batch_of_an_update_is_its_own_whichever_ends_first(tmp_path):
-    task = Collecting(held=True)
+    task = Collecting(blocked=True)
     batches, _ = opened(task, tmp_path, 2, "vllm")
-    taken: list[int] = []
+    received: list[int] = []
     reader = threading.Thread(
-        target=lambda: taken.extend(batches.take(1, PhaseTimer()).rewards), daemon=True
+        target=lambda: received.extend(batches.take(1, PhaseTimer()).rewards), daemon=True
     )
     reader.start()
     task.ends[3].set()
     task.ends[2].set()
-    wait_until(lambda: len(task.begun) == 3)
-    assert taken == []
+    wait_until(lambda: len(task.started) == 3)
+    assert received == []
     task.ends[1].set()
     reader.join(10)
-    assert taken == [1]
+    assert received == [1]
     assert batches.take(2, PhaseTimer()).rewards == [2]
     batches.close()
 
@@ -147,7 +147,7 @@ def test_a_process_that_samples_and_learns_collects_in_turn_so_many_updates_earl
     for update in range(1, 9):
         task.version = update - 1
         batch = batches.take(update, PhaseTimer())
-        assert task.begun == list(range(1, min(update + 2, 8) + 1))
+        assert task.started == list(range(1, min(update + 2, 8) + 1))
         assert batch.rollouts[0].weight_versions == [max(0, update - 3)]
 
 
@@ -186,12 +186,12 @@ def test_a_batch_without_rewards_ends_the_run_at_its_update_with_its_reason(tmp_
 
 
 def test_a_signal_ends_all_batches_and_close_ends_the_threads(tmp_path):
-    task = Collecting(held=True)
+    task = Collecting(blocked=True)
     batches, run = opened(task, tmp_path, 2, "vllm")
     run.shutdown.signal_number = 15
     assert batches.take(1, PhaseTimer()) is None and batches.stop_reason is None
     batches.close()
-    task = Collecting(held=True)
+    task = Collecting(blocked=True)
     batches, run = opened(task, tmp_path, 2, "vllm")
     task.ends[1].set()
     assert batches.take(1, PhaseTimer()) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.errors import UserError
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.buffer import RolloutBuffer
 
 ROWS = [{"id": "a", "logprobs": [-0.1, -1e-300, -2.5]}, {"id": "b", "text": "한국어\u2028中文"}]
 
@@ -34,14 +34,14 @@ def test_a_line_of_a_killed_process_is_left_out_and_the_next_one_starts_a_line(t
     for row in ROWS:
         buffer.append(3, row)
     path = tmp_path / "buffer/update-000003-0.jsonl"
-    whole = path.read_bytes()
-    for cut in range(len(whole)):
-        path.write_bytes(whole[:cut])
-        kept = ROWS[: whole[:cut].count(b"\n")]
+    content = path.read_bytes()
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        complete_rows = ROWS[: content[:cut].count(b"\n")]
         resumed = RolloutBuffer(tmp_path, 0)
-        assert resumed.read(3)[: len(kept)] == kept
+        assert resumed.read(3)[: len(complete_rows)] == complete_rows
         resumed.append(3, {"id": "new"})
-        assert RolloutBuffer(tmp_path, 0).read(3) == [*kept, {"id": "new"}]
+        assert RolloutBuffer(tmp_path, 0).read(3) == [*complete_rows, {"id": "new"}]
 
 
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path):

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.rl.distributed import DistributedContext
-from trainer.runs.batch import Batch, BatchCollector, drop_stale
-from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.batches.batch import Batch, BatchCollector, drop_stale
+from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
@@ -259,12 +259,12 @@ def _prepare(batch: Batch[Any, Any], update: int, run: OpenRun[Any], clock: Phas
 def _share_logprobs(rollouts: Sequence[Any], run: OpenRun[Any]) -> None:
     """Set the log-probabilities of rollouts that all processes have; each computes a part."""
     world = run.world
-    own = list(world.own_block(range(len(rollouts))))
-    add_logprobs([rollouts[index] for index in own], run.learner, run.cfg, world)
+    own_indices = list(world.own_block(range(len(rollouts))))
+    add_logprobs([rollouts[index] for index in own_indices], run.learner, run.cfg, world)
     if world.size == 1:
         return
     names = ("ref_logprobs", "sampler_logprobs", "old_logprobs")
-    rows = {index: [getattr(rollouts[index], name) for name in names] for index in own}
+    rows = {index: [getattr(rollouts[index], name) for name in names] for index in own_indices}
     for part in world.gather([rows]):
         for index, values in part.items():
             for name, value in zip(names, values, strict=True):
