@@ -13,7 +13,7 @@ from bench.scaling.simulation import simulate
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a run may use.
+    """Holds the limits of a run.
 
     gpus: in all; a server takes `gpus_per_server`, the learner the rest, whose speed is in
     proportion to their number.
