@@ -1,0 +1,1 @@
+"""Simulates a training run with several samplers, services and batches ahead."""
