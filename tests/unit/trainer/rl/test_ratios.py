@@ -45,7 +45,8 @@ def logprobs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     old = -3 * torch.rand(SAMPLED.shape, generator=generator, dtype=dtype)
     sampler = old + 3.2 * (torch.rand(SAMPLED.shape, generator=generator, dtype=dtype) - 0.5)
-    return tuple(values.masked_fill(~SAMPLED, float("nan")) for values in (old, sampler))  # type: ignore[return-value]
+    nan = float("nan")
+    return old.masked_fill(~SAMPLED, nan), sampler.masked_fill(~SAMPLED, nan)
 
 
 def bounded(ratio: float, mode: ImportanceMode, floor: float, cap: float) -> float:
