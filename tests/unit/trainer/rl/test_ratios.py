@@ -107,11 +107,11 @@ def test_the_defaults_give_the_bits_of_truncated_importance_sampling(algorithm: 
 @pytest.mark.parametrize("mode", ["token_mask", "sequence_mask"])
 def test_a_ratio_on_a_border_is_kept(mode: ImportanceMode) -> None:
     log_ratio = torch.tensor([-0.5, 0.0, 0.7], dtype=torch.float64)
-    floor, one, cap = log_ratio.exp().tolist()
+    floor, fresh, cap = log_ratio.exp().tolist()
     for low, high, expected in (
         (floor, cap, [floor, 1.0, cap]),
         (math.nextafter(floor, 1), math.nextafter(cap, 1), [0.0, 1.0, 0.0]),
-        (one, one, [0.0, 1.0, 0.0]),
+        (fresh, fresh, [0.0, 1.0, 0.0]),
         (0.0, 1.0, [floor, 1.0, 0.0]),
     ):
         weights = ImportanceCorrection(mode, high, low).weights(log_ratio)
