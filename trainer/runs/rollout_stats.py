@@ -48,17 +48,17 @@ LEARNING_CURVES = (
         title="log-probability gap, sampler to trainer",
         keys=("sampler_gap_mean", "sampler_gap_max"),
     ),
-    Curve(title="mean weight of the importance correction", keys=("importance_weight_mean",)),
+    Curve(title="importance weight (mean)", keys=("importance_weight_mean",)),
     Curve(
-        title="importance correction: share of tokens at the cap, and masked",
+        title="share of tokens truncated and masked",
         keys=("importance_capped_frac", "importance_masked_frac"),
     ),
     Curve(
-        title="importance correction: share of sequences at the cap, and masked",
+        title="share of sequences truncated and masked",
         keys=("importance_capped_sequence_frac", "importance_masked_sequence_frac"),
     ),
     Curve(
-        title="staleness of tokens, and spread in a group (updates)",
+        title="staleness of tokens (updates)",
         keys=("staleness_mean", "staleness_max", "staleness_spread_max"),
     ),
     Curve(title="rollouts dropped as too stale", keys=("dropped_stale",)),

@@ -18,6 +18,9 @@ by max_new_tokens). `stopped`: the reason if the run ended with this update by a
 whose source cannot be scored with any translation (no reward, no part in the update);
 `overlong_truncated`, `overlong_windowed`, `overlong_skipped` and `overlong_penalised` count those
 over a model's limit, by how they were handled.
+`sampler_gap_*`, `importance_*` and `staleness_*` are explained at `importance_stats` and
+`staleness_stats` (trainer/runs/rollout_stats.py); `dropped_stale` counts the rollouts that were
+left out because their tokens were older than `rl.max_staleness`.
 `uncovered_tokens` counts the tokens after the part that the span model read (`reward.uncovered`);
 `kl_ref` and `kl_ref_k3` include them, too. `reward_mean`: sequence reward and mean token reward
 together. `guard_*_mean` is the mean penalty value of a guard, over all samples; null if the guard

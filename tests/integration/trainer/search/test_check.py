@@ -98,6 +98,7 @@ def test_a_run_that_can_start_is_told_what_it_has(
     assert (
         message_of(findings, "data.train") == "8 questions on 1 documents; the first: 'What is 0?'"
     )
+    assert "; importance correction: " in message_of(findings, "config")
     assert message_of(findings, "updates").startswith("4 of 2 questions x 4 episodes, 1 steps")
     assert "6 pages of 1 documents, bm25, revision r1" in message_of(findings, "retriever.url")
     assert message_of(findings, "gold pages of data.eval") == "the index has those of 3 questions"

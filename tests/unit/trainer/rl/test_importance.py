@@ -198,8 +198,8 @@ def test_a_correction_by_token_is_exact_for_one_token_and_an_approximation_for_t
 ) -> None:
     """A token's ratio does not weigh the tokens before and after it."""
     correction = ImportanceCorrection("token_truncate", cap=1e6)
-    one = expected_gradient(algorithm, 1, correction)
-    torch.testing.assert_close(one, on_policy_gradient(1), atol=CLOSE, rtol=0)
+    gradient = expected_gradient(algorithm, 1, correction)
+    torch.testing.assert_close(gradient, on_policy_gradient(1), atol=CLOSE, rtol=0)
     expected = on_policy_gradient(2)
     errors = [
         (expected_gradient(algorithm, 2, by) - expected).norm().item() for by in (correction, None)
@@ -261,10 +261,10 @@ def test_a_sequence_with_no_token_left_adds_nothing_but_its_count(mode: str) -> 
     rollouts, advantages = sampled_batch([[0.1, 0.2, -0.1], [3.0, 2.0], [0.0, -0.3]])
     cfg = config(importance_mode=mode)
     gradient, _ = model_gradient(rollouts, advantages, cfg)
-    kept = [0, 2]
-    parts = (advantages.values[kept], advantages.mask[kept], advantages.raw[kept])
+    other_rows = [0, 2]
+    parts = (advantages.values[other_rows], advantages.mask[other_rows], advantages.raw[other_rows])
     without = TokenAdvantages(values=parts[0], mask=parts[1], raw=parts[2])
-    expected, _ = model_gradient([rollouts[row] for row in kept], without, cfg)
+    expected, _ = model_gradient([rollouts[row] for row in other_rows], without, cfg)
     assert gradient.norm() > 0.1
     torch.testing.assert_close(gradient, expected * 5 / 7, atol=CLOSE, rtol=0)
 

@@ -45,7 +45,8 @@ def logprobs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     old = -3 * torch.rand(SAMPLED.shape, generator=generator, dtype=dtype)
     sampler = old + 3.2 * (torch.rand(SAMPLED.shape, generator=generator, dtype=dtype) - 0.5)
-    return tuple(values.masked_fill(~SAMPLED, float("nan")) for values in (old, sampler))  # type: ignore[return-value]
+    nan = float("nan")
+    return old.masked_fill(~SAMPLED, nan), sampler.masked_fill(~SAMPLED, nan)
 
 
 def bounded(ratio: float, mode: ImportanceMode, floor: float, cap: float) -> float:
@@ -106,11 +107,11 @@ def test_the_defaults_give_the_bits_of_truncated_importance_sampling(algorithm: 
 @pytest.mark.parametrize("mode", ["token_mask", "sequence_mask"])
 def test_a_ratio_on_a_border_is_kept(mode: ImportanceMode) -> None:
     log_ratio = torch.tensor([-0.5, 0.0, 0.7], dtype=torch.float64)
-    floor, one, cap = log_ratio.exp().tolist()
+    floor, fresh, cap = log_ratio.exp().tolist()
     for low, high, expected in (
         (floor, cap, [floor, 1.0, cap]),
         (math.nextafter(floor, 1), math.nextafter(cap, 1), [0.0, 1.0, 0.0]),
-        (one, one, [0.0, 1.0, 0.0]),
+        (fresh, fresh, [0.0, 1.0, 0.0]),
         (0.0, 1.0, [floor, 1.0, 0.0]),
     ):
         weights = ImportanceCorrection(mode, high, low).weights(log_ratio)

@@ -119,6 +119,6 @@ def test_staleness_is_unknown_without_versions() -> None:
 
 
 def test_a_page_draws_every_stat_of_the_correction_and_of_staleness() -> None:
-    drawn = {key for curve in LEARNING_CURVES for key in curve.keys}
+    curve_keys = {key for curve in LEARNING_CURVES for key in curve.keys}
     stats = {*importance_stats([], RLConfig()), *staleness_stats([], 1), "dropped_stale"}
-    assert stats <= drawn
+    assert stats <= curve_keys
