@@ -190,8 +190,8 @@ class VLLMSampler:
             self._wait(self._sync.prepare_all(self.model_name))
             if self.by_adapters and self.world.is_main:
                 self._wait(self._sync.unload_all_stale_adapters())
-        self._thread.run(self._sync.drain())
-        needed = set().union(*self.world.gather([self._sync.uses.versions]))
+        needed_here = self._thread.run(self._sync.drain())
+        needed = set().union(*self.world.gather([needed_here]))
         if self.world.is_main:
             self._wait(self._sync.send(new))
         new = self.world.gather([new])[0]  # after the main process has sent them

@@ -135,13 +135,16 @@ class WeightSync:
 
     # -- new weights -------------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Wait until no turn is in flight at servers that cannot pause; none starts any more."""
-        if self.by_adapters:
-            return
-        unlabelled = [server for server in self.pool.servers if not server.has_labels]
-        self.pool.hold(unlabelled)
-        await asyncio.gather(*(server.is_idle.wait() for server in unlabelled))
+    async def drain(self) -> set[str]:
+        """Wait until no turn is in flight at servers that cannot pause; none starts any more.
+
+        Return the versions that turns in flight still need.
+        """
+        if not self.by_adapters:
+            unlabelled = [server for server in self.pool.servers if not server.has_labels]
+            self.pool.hold(unlabelled)
+            await asyncio.gather(*(server.is_idle.wait() for server in unlabelled))
+        return self.uses.versions
 
     async def send(self, new: Weights) -> None:
         """Give new weights to all servers at the same time.
