@@ -123,7 +123,8 @@ class TurnRunner:
 
     async def _restore(self, server: PooledServer, recent_s: float) -> None:
         try:
-            await self.sync.restore(server, recent_s)
+            async with asyncio.timeout(None if self.pool.is_single else self.pool.timeout_s / 2):
+                await self.sync.restore(server, recent_s)
         except (httpx.TransportError, VLLMError, TimeoutError) as error:
             if self.pool.is_single:
                 raise
