@@ -199,8 +199,8 @@ class VLLMServer:
         The pause drops all that was computed with the old weights. Until all is loaded the label is
         `unfinished`, so that no token of half-loaded weights passes for one of either version.
         """
-        await self.ask("POST", "/pause?mode=keep")
         try:
+            await self.ask("POST", "/pause?mode=keep")
             unfinished = {"new_version": f"{UNFINISHED}{version}"}
             await self.ask("POST", "/update_weight_version", unfinished)
             await self.reload(folder, version)

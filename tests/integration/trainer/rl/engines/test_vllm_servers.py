@@ -353,5 +353,5 @@ def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion
             for stub in stubs
             for body in stub.bodies
         }
-        assert set(seeds) <= asked
+        assert set(seeds) <= sent_seeds
         assert "is left out" in caplog.text
