@@ -116,8 +116,8 @@ def test_a_run_goes_on_without_a_server_that_is_killed_and_it_returns(
             change(policy)
             sampler.sync_weights(policy, 1)
             port = httpx.URL(urls[0]).port
-            again = running_vllm(model, tmp_path / "again.log", *FLAGS, port=port, **VARIABLES)
-            restarted.enter_context(again)
+            server = running_vllm(model, tmp_path / "again.log", *FLAGS, port=port, **VARIABLES)
+            restarted.enter_context(server)
             note = f"{urls[0]} takes part again, with the weights of update 1"
             wait_until(lambda: note in caplog.text, START_S)
             assert gap(sampler, policy, prompts, cfg) < SMALL

@@ -52,7 +52,7 @@ from trainer.rl.engines.vllm_bodies import Request, request, version_label
 from trainer.rl.engines.vllm_http import as_user_error
 from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
 from trainer.rl.engines.vllm_sync import WeightSync
-from trainer.rl.engines.vllm_turns import Turn, TurnRunner
+from trainer.rl.engines.vllm_turns import TurnRunner, VLLMTurn
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
 from trainer.rl.forward import Image
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
@@ -133,7 +133,7 @@ class VLLMSampler:
         self._wait(self._sync.check_all())
         futures = {}
         for i, prompt in enumerate(prompts):
-            turn = Turn(
+            turn = VLLMTurn(
                 prompt,
                 images[i] if images else (),
                 gen_cfg,
@@ -161,7 +161,7 @@ class VLLMSampler:
                 "num_samples_per_prompt": 1,
             }
         )
-        turn = Turn(
+        turn = VLLMTurn(
             prompt.ids,
             prompt.images,
             settings,
@@ -190,8 +190,8 @@ class VLLMSampler:
             self._wait(self._sync.prepare_all(self.model_name))
             if self.by_adapters and self.world.is_main:
                 self._wait(self._sync.unload_all_stale_adapters())
-        self._thread.run(self._sync.drain())
-        needed = set().union(*self.world.gather([self._sync.uses.versions]))
+        needed_here = self._thread.run(self._sync.drain())
+        needed = set().union(*self.world.gather([needed_here]))
         if self.world.is_main:
             self._wait(self._sync.send(new))
         new = self.world.gather([new])[0]  # after the main process has sent them
@@ -230,7 +230,7 @@ class VLLMSampler:
                 f"{self.cfg.timeout_s:g} seconds, all attempts together"
             ) from None
 
-    def _request(self, turn: Turn, weights: Weights, has_labels: bool) -> Request:
+    def _request(self, turn: VLLMTurn, weights: Weights, has_labels: bool) -> Request:
         return request(
             turn.ids,
             turn.images,

@@ -10,7 +10,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
-from trainer.rl.engines.vllm_turns import Turn
+from trainer.rl.engines.vllm_turns import VLLMTurn
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy.tokens import embedding_rows
 from trainer.rl.policy.wrappers import unwrap_distributed
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 MOST_GAP = 0.3
 
 
-def trial_turn(model: nn.Module) -> Turn:
+def trial_turn(model: nn.Module) -> VLLMTurn:
     """Return a turn of ids that any model has."""
     rows = min(embedding_rows(unwrap_distributed(model)), 2**15)
     gen_cfg = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
-    return Turn([(7919 * i) % rows for i in range(1, 17)], (), gen_cfg, 0, True, -1)
+    return VLLMTurn([(7919 * i) % rows for i in range(1, 17)], (), gen_cfg, 0, True, -1)
 
 
 def check_agreement(

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 #: The server loads a model, restarts, or has too many requests.
 _TRANSIENT_STATUS = (429, 502, 503, 504)
+#: Begins the label of weights that are being loaded.
+UNFINISHED = "unfinished "
 #: Seconds to resume a server in, whatever has happened before.
 _RESUME_S = 60.0
 
@@ -197,9 +199,9 @@ class VLLMServer:
         The pause drops all that was computed with the old weights. Until all is loaded the label is
         `unfinished`, so that no token of half-loaded weights passes for one of either version.
         """
-        await self.ask("POST", "/pause?mode=keep")
         try:
-            unfinished = {"new_version": f"unfinished {version}"}
+            await self.ask("POST", "/pause?mode=keep")
+            unfinished = {"new_version": f"{UNFINISHED}{version}"}
             await self.ask("POST", "/update_weight_version", unfinished)
             await self.reload(folder, version)
         finally:

@@ -116,13 +116,13 @@ class ServerPool:
 
     def other(self, server: PooledServer) -> PooledServer | None:
         """Return the least busy of the other servers that take part, if there is one."""
-        others = [s for s in self.up if s is not server]
-        return min(others, key=lambda s: (s.in_flight, s.index), default=None)
+        candidates = [s for s in self.up if s is not server]
+        return min(candidates, key=lambda s: (s.in_flight, s.index), default=None)
 
     def take_min_servers(self) -> int:
         """Return the least number of servers that took part since the last call."""
-        least, self.min_servers = self.min_servers, len(self.up)
-        return least
+        min_servers, self.min_servers = self.min_servers, len(self.up)
+        return min_servers
 
     # -- slots -------------------------------------------------------------------------------------
 

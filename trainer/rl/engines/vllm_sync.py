@@ -6,12 +6,14 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import httpx
 from tenacity import RetryCallState
 
 from scorekit.net.retry import failure_of, retrying
-from trainer.rl.engines.vllm_http import VLLMError, is_away, retry
+from trainer.rl.engines.vllm_bodies import UnknownWeights, update_of
+from trainer.rl.engines.vllm_http import UNFINISHED, VLLMError, as_user_error, is_away, retry
 from trainer.rl.engines.vllm_pool import PooledServer, ServerLost, ServerPool
 from trainer.rl.engines.vllm_weights import Weights, WeightUses
 
@@ -43,6 +45,7 @@ class WeightSync:
         self.target: Weights | None = None
         self.uses = WeightUses()
         self._is_main = is_main
+        self._base_model = ""
 
     # -- what a server has -------------------------------------------------------------------------
 
@@ -78,7 +81,13 @@ class WeightSync:
         async with asyncio.timeout(limit_s):
             if self.by_adapters:
                 return weights.model in await server.http.models()
-            return await server.http.weight_version() == weights.version
+            label = await server.http.weight_version()
+        if label == weights.version or self._is_main:
+            return label == weights.version
+        # The main process may be sending newer ones, of which this one will hear in a moment.
+        with suppress(UnknownWeights):
+            return update_of(label.removeprefix(UNFINISHED), weights.version) > weights.update
+        return False
 
     async def _give(self, server: PooledServer, weights: Weights) -> None:
         with self.uses.using(weights):
@@ -104,6 +113,7 @@ class WeightSync:
 
     async def prepare_all(self, model: str) -> None:
         """Prepare all servers before the first weights; one that fails is left out."""
+        self._base_model = model
         if self.pool.is_single:
             (server,) = self.pool.servers
             await retry(lambda: self.prepare(server, model), url=server.url)
@@ -112,8 +122,9 @@ class WeightSync:
 
     async def _prepare_or_leave_out(self, server: PooledServer, model: str) -> None:
         try:
-            await retry(lambda: self.prepare(server, model), url=server.url, attempts=ATTEMPTS)
-        except (httpx.TransportError, VLLMError) as error:
+            async with asyncio.timeout(self.pool.timeout_s / 2):
+                await retry(lambda: self.prepare(server, model), url=server.url, attempts=ATTEMPTS)
+        except (httpx.TransportError, VLLMError, TimeoutError) as error:
             self.leave_out(server, outage_reason(error), move=True)
 
     async def check_all(self) -> None:
@@ -135,13 +146,16 @@ class WeightSync:
 
     # -- new weights -------------------------------------------------------------------------------
 
-    async def drain(self) -> None:
-        """Wait until no turn is in flight at servers that cannot pause; none starts any more."""
-        if self.by_adapters:
-            return
-        unlabelled = [server for server in self.pool.servers if not server.has_labels]
-        self.pool.hold(unlabelled)
-        await asyncio.gather(*(server.is_idle.wait() for server in unlabelled))
+    async def drain(self) -> set[str]:
+        """Wait until no turn is in flight at servers that cannot pause; none starts any more.
+
+        Return the versions that turns in flight still need.
+        """
+        if not self.by_adapters:
+            unlabelled = [server for server in self.pool.servers if not server.has_labels]
+            self.pool.hold(unlabelled)
+            await asyncio.gather(*(server.is_idle.wait() for server in unlabelled))
+        return self.uses.versions
 
     async def send(self, new: Weights) -> None:
         """Give new weights to all servers at the same time.
@@ -158,10 +172,10 @@ class WeightSync:
                 (server,) = self.pool.servers
                 await retry(lambda: self._take(server, new), url=server.url)
                 return
-            errors = await self._send_to(self.pool.up, new)
-            refusals = [error for error in errors if not is_outage(error)]
-            if refusals and (is_first or not self.pool.up):
-                raise refusals[0]
+            for server, error in await self._send_to(self.pool.up, new):
+                if not is_outage(error) and (is_first or not self.pool.up):
+                    with as_user_error(server.url):
+                        raise error
         finally:
             for server in self.pool.servers:
                 self.pool.open(server)
@@ -183,8 +197,10 @@ class WeightSync:
             server.answered_at = asyncio.get_running_loop().time()
         self.pool.open(server)
 
-    async def _send_to(self, servers: Sequence[PooledServer], new: Weights) -> list[BaseException]:
-        """Give new weights to servers, leave out those that fail, and return their errors."""
+    async def _send_to(
+        self, servers: Sequence[PooledServer], new: Weights
+    ) -> list[tuple[PooledServer, BaseException]]:
+        """Give new weights to servers, leave out those that fail, and return them with errors."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
 
@@ -192,7 +208,7 @@ class WeightSync:
             await retry(lambda: self._take(server, new), url=server.url, attempts=ATTEMPTS)
 
         tasks = {asyncio.create_task(give(server)): server for server in servers}
-        errors: list[BaseException] = []
+        errors: list[tuple[PooledServer, BaseException]] = []
         pending = set(tasks)
         limit_s: float | None = None
         try:
@@ -202,11 +218,11 @@ class WeightSync:
                 )
                 for task in done:
                     if (error := task.exception()) is not None:
-                        errors.append(error)
+                        errors.append((tasks[task], error))
                         self.leave_out(tasks[task], outage_reason(error), move=self._moves(error))
                 if not done:
                     for task in pending:
-                        errors.append(TimeoutError())
+                        errors.append((tasks[task], TimeoutError()))
                         reason = f"it did not take new weights in {loop.time() - started_at:.0f} s"
                         self.leave_out(tasks[task], reason, move=True)
                     break
@@ -233,7 +249,6 @@ class WeightSync:
 
     async def _recover(self, server: PooledServer) -> None:
         """Ask a server again, with pauses, until it takes part."""
-
         reasons: set[str] = set()
 
         def log_new_reason(state: RetryCallState) -> None:
@@ -256,8 +271,9 @@ class WeightSync:
     async def _revive(self, server: PooledServer) -> None:
         """Give a server what it has lost, let it sample a token, and let it take part."""
         async with server.lock:
-            assert self.target is not None
-            await self.prepare(server, self.target.model)
+            if self.target is None:
+                raise ServerLost("there are no weights yet")
+            await self.prepare(server, self._base_model)
             await self._restore(server)
             weights = server.weights
             assert weights is not None

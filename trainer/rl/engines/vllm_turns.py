@@ -21,7 +21,7 @@ from trainer.rl.sampler import CompletionFailed, SampledCompletion
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class VLLMTurn:
     """A prompt to complete.
 
     affinity: as of `SeededPrompt`. order: turns with a lower number are sent first.
@@ -46,7 +46,7 @@ class TurnRunner:
         self,
         pool: ServerPool,
         sync: WeightSync,
-        make_request: Callable[[Turn, Weights, bool], Request],
+        make_request: Callable[[VLLMTurn, Weights, bool], Request],
     ) -> None:
         """Prepare to complete turns.
 
@@ -57,7 +57,7 @@ class TurnRunner:
         self._make_request = make_request
         self.num_moved = 0
 
-    async def run(self, turn: Turn) -> list[SampledCompletion]:
+    async def run(self, turn: VLLMTurn) -> list[SampledCompletion]:
         """Return the completions of a turn.
 
         Each attempt is a request of its own, with the weights that its server has then.
@@ -86,12 +86,12 @@ class TurnRunner:
                 f"{self.pool.timeout_s:g} seconds, all attempts together"
             ) from None
 
-    async def complete_at(self, server: PooledServer, turn: Turn) -> list[SampledCompletion]:
+    async def complete_at(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
         """Return the completions of a turn by one server, in one attempt."""
         with as_user_error(server.url):
             return await self._ask(server, turn)
 
-    async def _complete_at(self, server: PooledServer, turn: Turn) -> list[SampledCompletion]:
+    async def _complete_at(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
         """Return the completions by one server.
 
         A second attempt first makes sure that the server has the weights.
@@ -123,14 +123,15 @@ class TurnRunner:
 
     async def _restore(self, server: PooledServer, recent_s: float) -> None:
         try:
-            await self.sync.restore(server, recent_s)
+            async with asyncio.timeout(None if self.pool.is_single else self.pool.timeout_s / 2):
+                await self.sync.restore(server, recent_s)
         except (httpx.TransportError, VLLMError, TimeoutError) as error:
             if self.pool.is_single:
                 raise
             self.sync.leave_out(server, outage_reason(error), move=True)
             raise ServerLost from error
 
-    async def _ask(self, server: PooledServer, turn: Turn) -> list[SampledCompletion]:
+    async def _ask(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
         """Return the completions by one request. It keeps the weights that it is made with."""
         weights = server.weights
         assert weights is not None
@@ -149,20 +150,20 @@ class TurnRunner:
         loop, is_lost = asyncio.get_running_loop(), server.is_lost
         started_at = loop.time()
         task = asyncio.create_task(asking)
-        lost = asyncio.create_task(is_lost.wait())
+        loss = asyncio.create_task(is_lost.wait())
         try:
             while True:
                 pause_s = min(vllm_sync.CHECK_S, self.pool.timeout_s / 2)
                 done, _ = await asyncio.wait(
-                    [task, lost], timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
+                    [task, loss], timeout=pause_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if task in done:
                     return task.result()
-                if lost in done:
+                if loss in done:
                     raise ServerLost
                 await self._check_silent(server, started_at)
         finally:
-            lost.cancel()
+            loss.cancel()
             task.cancel()
 
     async def _check_silent(self, server: PooledServer, started_at: float) -> None:

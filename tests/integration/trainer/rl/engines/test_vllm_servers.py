@@ -348,10 +348,10 @@ def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion
             run.check(prompt, completion)
         seeds = [prompt.seed for prompt, _ in pairs]
         assert len(set(seeds)) == len(seeds)
-        asked = {
+        sent_seeds = {
             body.get("seed", body.get("sampling_params", {}).get("seed"))
             for stub in stubs
             for body in stub.bodies
         }
-        assert set(seeds) <= asked
+        assert set(seeds) <= sent_seeds
         assert "is left out" in caplog.text

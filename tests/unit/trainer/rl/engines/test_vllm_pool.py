@@ -28,7 +28,7 @@ def with_pool(body: Body, servers: int = 2, concurrency: int = 2, timeout_s: flo
     asyncio.run(run())
 
 
-async def never(server: PooledServer) -> None:
+async def stay_down(server: PooledServer) -> None:
     """Do not recover."""
 
 
@@ -141,7 +141,7 @@ def test_a_server_that_is_left_out_gets_nothing_and_its_prompts_go_elsewhere() -
     async def body(pool: ServerPool) -> None:
         first = await hold(pool, "a", "b")
         waiting = await hold(pool, "a", order=10)
-        pool.mark_down(pool.servers[0], "a test", never, move=True)
+        pool.mark_down(pool.servers[0], "a test", stay_down, move=True)
         assert first[0].server is not None and first[0].server.is_lost.is_set()
         assert not pool.servers[1].is_lost.is_set()
         await first[0].release()
@@ -162,14 +162,14 @@ def test_a_server_that_is_left_out_gets_nothing_and_its_prompts_go_elsewhere() -
 def test_without_any_server_a_prompt_waits_for_one_and_then_fails() -> None:
     async def body(pool: ServerPool) -> None:
         for server in pool.servers:
-            pool.mark_down(server, "a test", never, move=True)
+            pool.mark_down(server, "a test", stay_down, move=True)
         pool.timeout_s = 60.0
         (waiting,) = await hold(pool, "a")
         pool.mark_up(pool.servers[1])
         await settle()
         assert indices([waiting]) == [1]
         await waiting.release()
-        pool.mark_down(pool.servers[1], "a test", never, move=True)
+        pool.mark_down(pool.servers[1], "a test", stay_down, move=True)
         pool.timeout_s = 0.01
         with pytest.raises(NoServer):
             await Holder(pool, "a", 0).task
@@ -230,7 +230,7 @@ def test_whatever_happens_each_prompt_gets_one_slot_and_none_is_leaked(seed: int
         for number in rng.sample(range(60), 60):
             server = rng.choice(pool.servers)
             if server.is_up and len(pool.up) > 1:
-                pool.mark_down(server, "a test", never, move=True)
+                pool.mark_down(server, "a test", stay_down, move=True)
             elif not server.is_up:
                 pool.mark_up(server)
             if number in cancelled:
