@@ -269,6 +269,14 @@ def test_so_does_one_that_fills_up_groups(stack: Stack, tmp_path: Path) -> None:
     check_killed(filling, tmp_path, kills=5, seed=1)
 
 
+def test_so_does_one_that_generates_two_updates_early(stack: Stack, tmp_path: Path) -> None:
+    early = stack_with(stack, tmp_path, rl={"max_staleness": 2})
+    lines = rows(early.full_run / "log.jsonl")
+    assert [line["staleness_max"] for line in lines] == [0, 1, 2, 2, 2, 2]
+    assert all(line["steps"] and line["reward_coverage"] == 1 for line in lines)
+    check_killed(early, tmp_path, kills=3, seed=3)
+
+
 def check_killed(stack: Stack, tmp_path: Path, kills: int, seed: int) -> None:
     """Kill a run that often, in as many runs as that takes."""
     moments, num_lost, runs = random.Random(seed), 0, 1
