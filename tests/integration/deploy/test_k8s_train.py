@@ -1,10 +1,13 @@
-"""Check the manifests of a trainer with several samplers: valid, and in agreement with each other."""
+"""Check the manifests of a trainer with several samplers: each is valid, and they agree."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -46,21 +49,25 @@ PODS = [pod("StatefulSet", "sampler"), pod("Job", "trainer")]
 VLLM, TRAINER = map(container, PODS)
 
 
-def trainer_command(template: dict[str, Any], tmp_path: Path) -> list[str]:
-    """Return the command that a trainer's container runs in the end, as its shell makes it."""
-    (tmp_path / "python").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
-    (tmp_path / "python").chmod(0o755)
-    trainer = container(template)
-    variables = {entry["name"]: entry.get("value", "the-policy") for entry in trainer["env"]}
-    environment = variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+def run_shell(pod_container: dict[str, Any], tmp_path: Path, **programs: str) -> list[str]:
+    """Run the shell of a container with these programs, each a script; return its lines."""
+    for name, script in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {entry["name"]: entry.get("value", "the-policy") for entry in pod_container["env"]}
     done = subprocess.run(
-        [*trainer["command"], *trainer["args"]],
-        env=environment,
+        [*pod_container["command"], *pod_container["args"]],
+        env=variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
     )
     return done.stdout.splitlines()
+
+
+def trainer_command(template: dict[str, Any], tmp_path: Path) -> list[str]:
+    """Return the command that a trainer's container runs in the end, as its shell makes it."""
+    return run_shell(container(template), tmp_path, python="printf '%s\\n' \"$@\"")
 
 
 def trainer_config(template: dict[str, Any], tmp_path: Path) -> TranslationConfig:
@@ -122,6 +129,37 @@ def test_the_trainer_has_the_url_of_every_sampler(num_samplers, tmp_path):
             assert manifest["metadata"]["namespace"] == "trainer"
 
 
+def test_the_trainer_waits_for_every_sampler(tmp_path):
+    (waiting,) = pod("Job", "trainer", built(tmp_path, 3))["spec"]["initContainers"]
+    # Every second request has an answer; nothing else sleeps here.
+    script = f'echo "$3" >>{tmp_path}/requests; test $(grep -c "$3" {tmp_path}/requests) = 2'
+    lines = run_shell(waiting, tmp_path, python=script, sleep="true")
+    hosts = [url.removeprefix("http://").removesuffix(":8000") for url in sampler_urls(OBJECTS)]
+    requests = (tmp_path / "requests").read_text().splitlines()
+    assert requests[:4] == [host for host in hosts for _ in range(2)]
+    assert requests[4:] == ["sampler-2.samplers"] * 2 and len(lines) == 3
+
+
+def test_the_wait_ends_with_a_healthy_answer_only(tmp_path):
+    (waiting,) = PODS[1]["spec"]["initContainers"]
+    code = waiting["args"][0].partition('python -c "')[2].partition('"')[0]
+    statuses = {"/health": 503}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(statuses.get(self.path, 404))
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code = code.replace("8000", str(server.server_port))
+        for status, is_away in ((503, 1), (200, 0)):
+            statuses["/health"] = status
+            done = subprocess.run([sys.executable, "-c", code, "127.0.0.1"], check=False)
+            assert done.returncode == is_away
+        server.shutdown()
+
+
 def test_the_files_have_the_number_of_samplers_that_kustomize_writes(tmp_path):
     (replicas,) = KUSTOMIZATION["replicas"]
     assert replicas == {"name": "sampler", "count": len(sampler_urls(OBJECTS))}
@@ -161,12 +199,13 @@ def test_no_container_may_more_than_it_needs():
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is spec["enableServiceLinks"] is False
-        security = container(template)["securityContext"]
-        assert security["allowPrivilegeEscalation"] is False
-        assert security["readOnlyRootFilesystem"] is True
-        assert security["capabilities"] == {"drop": ["ALL"]}
-        resources = container(template)["resources"]
-        assert resources["limits"]["memory"] == resources["requests"]["memory"]
+        for pod_container in [*spec["containers"], *spec.get("initContainers", [])]:
+            security = pod_container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            resources = pod_container["resources"]
+            assert resources["limits"]["memory"] == resources["requests"]["memory"]
     # One user on both sides of the folder of weights.
     assert len({template["spec"]["securityContext"]["runAsUser"] for template in PODS}) == 1
 

@@ -105,7 +105,7 @@ def test_a_container_has_few_rights_a_limit_and_no_door_to_the_outside(name):
     service = PLAIN.get(name) or GPU[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    restarts = {"trainer": "on-failure:3", "train-volumes": "no"}  # these two end by themselves
+    restarts = {"trainer": "no", "train-volumes": "no"}  # these two end by themselves
     assert service["restart"] == restarts.get(name, "unless-stopped") and service["mem_limit"]
     ports = [*service.get("ports", []), *GPU.get(name, {}).get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in ports)
