@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 from scorekit.errors import ScorekitError
 
@@ -33,18 +34,22 @@ class MonitoredBarrier:
     phase: the phase of this process, for error messages of the others.
     """
 
-    _number = 0  # of this process's last barrier
+    #: The number of this process's last barrier, by the name of its barriers.
+    _numbers: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, rank: int, size: int, patience_s: float) -> None:
+    def __init__(self, rank: int, size: int, patience_s: float, name: str = "") -> None:
         """Prepare the barrier of `size` processes in the process `rank`.
 
         patience_s: longest wait for the last process.
+        name: barriers of another name are independent of these, and may be in another thread.
         """
         from torch.distributed import PrefixStore
         from torch.distributed.distributed_c10d import _get_default_store
 
-        self.rank, self.size, self.patience_s = rank, size, patience_s
-        self._store = PrefixStore("scorekit", _get_default_store())
+        self.rank, self.size, self.patience_s, self.name = rank, size, patience_s, name
+        self._exits = PrefixStore("scorekit", _get_default_store())
+        self._store = PrefixStore(f"scorekit {name}", _get_default_store()) if name else self._exits
+        self._is_closed = False
         self._phase = ""
         self.phase = "the start"
 
@@ -62,13 +67,21 @@ class MonitoredBarrier:
         """Announce that this process ends, so that no process waits for it."""
         try:
             self._store.set(f"place {self.rank}", f"{self.phase}, where it ended with an error")
-            self._store.add("gone", 1)
+            self._exits.add("gone", 1)
         except RuntimeError:  # the process that runs the store has ended
             log.debug("cannot reach the store of the processes")
 
+    def close(self) -> None:
+        """Make a thread that waits here, or comes later, raise ProcessStalled."""
+        self._is_closed = True
+
+    @property
+    def _number(self) -> int:
+        return self._numbers.get(self.name, 0)
+
     def wait(self) -> None:
-        """Wait until every process has reached this barrier. Raises Stalled."""
-        MonitoredBarrier._number += 1
+        """Wait until every process has reached this barrier. Raises ProcessStalled."""
+        self._numbers[self.name] = self._number + 1
         counter_key = f"meeting {self._number}"
         started, next_warning_s, pause = time.monotonic(), _FIRST_WARNING_S, _POLL_S[0]
         try:
@@ -78,7 +91,7 @@ class MonitoredBarrier:
                 time.sleep(pause)
                 pause = min(2 * pause, _POLL_S[1])
                 waited = time.monotonic() - started
-                if self._store.add("gone", 0) or waited > self.patience_s:
+                if self._is_closed or self._exits.add("gone", 0) or waited > self.patience_s:
                     raise ProcessStalled(self._line(waited))
                 if waited > next_warning_s:
                     log.warning("%s", self._line(waited))

@@ -14,6 +14,7 @@ from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.algorithms import ALGORITHMS
 from trainer.rl.algorithms.algorithm import Algorithm
+from trainer.rl.ratios import ImportanceCorrection, ImportanceMode
 
 if TYPE_CHECKING:
     AlgorithmName = str
@@ -187,11 +188,28 @@ class RLConfig(Config):
     importance_correction: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Recompute old_logprobs with the trainer's own forward pass, and weigh each "
-        "token by min(trainer's / sampler's probability, importance_cap). auto: where the two may "
-        "differ (a vLLM sampler, bfloat16 or 4-bit weights or arithmetic, top_p or top_k).",
+        "token by the ratio of the trainer's and the sampler's probability. auto: where the two "
+        "may differ (max_staleness above 0, a vLLM sampler, bfloat16 or 4-bit weights or "
+        "arithmetic, top_p or top_k).",
+    )
+    importance_mode: ImportanceMode = Field(
+        "token_truncate",
+        description="The ratio is each token's, or one of the sequence on all its tokens (the "
+        "product; with gspo, whose default is sequence_truncate, the geometric mean). truncate: "
+        "at most importance_cap. mask: tokens or sequences with a ratio below importance_floor or "
+        "above importance_cap are not learned from.",
     )
     importance_cap: float = Field(
-        2.0, gt=0, description="Largest weight of a token in the importance correction."
+        2.0,
+        gt=0,
+        description="Largest ratio of the importance correction, of a token or of a sequence.",
+    )
+    importance_floor: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Smallest ratio that importance_mode keeps if it masks; null: "
+        "1 / importance_cap.",
     )
     kl_coef: float = may_change(
         0.05,
@@ -258,6 +276,14 @@ class RLConfig(Config):
         return ALGORITHMS[self.algorithm]
 
     @property
+    def correction(self) -> ImportanceCorrection:
+        """Return the settings of the importance correction, also if it is off."""
+        floor = 1 / self.importance_cap if self.importance_floor is None else self.importance_floor
+        return ImportanceCorrection(
+            self.importance_mode, self.importance_cap, floor, self.max_log_ratio
+        )
+
+    @property
     def makes_own_logprobs(self) -> bool:
         """Return whether an update recomputes the old log-probabilities in its own
         micro-batches."""
@@ -279,5 +305,36 @@ class RLConfig(Config):
             raise ValueError(
                 f"warmup_updates {self.warmup_updates} must be less than num_updates "
                 f"{self.num_updates}, or the learning rate never reaches lr"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stale_samples_are_corrected(self) -> RLConfig:
+        if self.importance_correction == "off" and self.max_staleness > 0:
+            raise ValueError(
+                f"importance_correction off: with max_staleness {self.max_staleness} older weights "
+                "sample, and without a correction the gradient is not the policy's. Set "
+                "importance_correction to auto or on, or max_staleness to 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _importance_settings_have_an_effect(self) -> RLConfig:
+        mode, is_masking = self.importance_mode, self.correction.is_masking
+        is_default = mode == self.chosen_algorithm.importance_mode
+        if self.importance_correction == "off" and not is_default:
+            raise ValueError(
+                f"importance_mode {mode}: importance_correction is off. Set it to auto or on, or "
+                "remove importance_mode"
+            )
+        if self.importance_floor is not None and not is_masking:
+            raise ValueError(
+                f"importance_floor {self.importance_floor:g}: {mode} has no lower bound. Set "
+                f"importance_mode to {mode.replace('truncate', 'mask')}, or remove importance_floor"
+            )
+        if is_masking and self.importance_cap < 1:
+            raise ValueError(
+                f"importance_cap {self.importance_cap:g}: {mode} would mask every sample of the "
+                "current policy, whose ratio is 1. Set importance_cap to 1 or more"
             )
         return self

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +66,8 @@ class DistributedContext:
         self._meeting = (
             MonitoredBarrier(self.rank, self.size, patience_s) if self.size > 1 else None
         )
+        self._exchange_timeout = exchange_timeout
+        self._group: Any = None  # of torch; None: the default group
 
     @property
     def is_main(self) -> bool:
@@ -105,6 +108,26 @@ class DistributedContext:
         except BaseException:
             self._meeting.announce_exit()
             raise
+
+    def fork(self, name: str) -> DistributedContext:
+        """Return a context whose exchanges another thread may use; these stay independent of them.
+
+        Every process has to call it, in the same order. The fork gathers and waits; it prepares no
+        models. `close` ends its waits.
+        """
+        twin = copy(self)
+        if self._meeting is not None:
+            patience_s = self._meeting.patience_s
+            twin._meeting = MonitoredBarrier(self.rank, self.size, patience_s, name)
+            twin._group = torch.distributed.new_group(
+                backend="gloo", timeout=self._exchange_timeout
+            )
+        return twin
+
+    def close(self) -> None:
+        """Make a thread that waits for other processes in this fork raise ProcessStalled."""
+        if self._meeting is not None:
+            self._meeting.close()
 
     def set_phase(self, phase: str) -> None:
         """Record the phase of this process ("update 3, sampling"), for errors of the others."""
@@ -199,9 +222,13 @@ class DistributedContext:
         """Return the items of all processes on each of them, in the order of the ranks."""
         if self.size == 1:
             return items
+        self.barrier()
+        if self._group is not None:
+            parts: list[Any] = [None] * self.size
+            torch.distributed.all_gather_object(parts, items, group=self._group)
+            return [item for part in parts for item in part]
         from accelerate.utils import gather_object
 
-        self.barrier()
         return list(gather_object(items))
 
     def sum(self, stats: dict[str, float]) -> dict[str, float]:

@@ -6,6 +6,7 @@ that a config can name the algorithms, which are made of them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -15,6 +16,47 @@ if TYPE_CHECKING:
 MAX_LOG_RATIO = 20.0
 
 KLEstimator = Literal["k1", "k2", "k3"]
+
+#: What an importance ratio is of, a token or a sequence, and what happens to one out of range.
+ImportanceMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceCorrection:
+    """Settings of the correction for samples that another policy made, with the config's names.
+
+    cap: largest ratio. A truncated ratio is at most the cap; a masked one above it becomes 0.
+    floor: a masked ratio below it becomes 0; truncated ratios have no lower bound.
+    max_log_ratio: log-ratios are clamped to this before exp(). What is out of range is decided
+    before that, so that a small clamp cannot hide it.
+    """
+
+    mode: ImportanceMode
+    cap: float
+    floor: float = 0.0
+    max_log_ratio: float = MAX_LOG_RATIO
+
+    @property
+    def is_by_sequence(self) -> bool:
+        """Return whether all tokens of a sequence share one weight."""
+        return self.mode in ("sequence_truncate", "sequence_mask")
+
+    @property
+    def is_masking(self) -> bool:
+        """Return whether a ratio out of range becomes 0."""
+        return self.mode in ("token_mask", "sequence_mask")
+
+    def weights(self, log_ratio: Tensor) -> Tensor:
+        """Return the weight of each log-ratio, of any shape: a constant, without a gradient.
+
+        Truncated: min(ratio, cap) (Ionides 2008, "Truncated Importance Sampling").
+        Masked: the ratio if floor <= ratio <= cap, else 0 (IcePop, arXiv 2510.18855).
+        """
+        weights = log_ratio.clamp(-self.max_log_ratio, self.max_log_ratio).exp()
+        if not self.is_masking:
+            return weights.clamp(max=self.cap).detach()
+        ratio = log_ratio.exp()
+        return weights.masked_fill((ratio < self.floor) | (ratio > self.cap), 0.0).detach()
 
 
 def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -34,35 +76,22 @@ def token_ratio(new_BT: Tensor, old_BT: Tensor, limit: float = MAX_LOG_RATIO) ->
     return (new_BT - old_BT).clamp(-limit, limit).exp()
 
 
+def summed_log_ratio(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return sum(new - old) over each sequence's valid tokens, [B, 1]; 0 without any."""
+    return (new_BT - old_BT).masked_fill(~mask_BT, 0.0).sum(-1, keepdim=True)
+
+
+def mean_log_ratio(new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return mean(new - old) over each sequence's valid tokens, [B, 1]; 0 without any."""
+    counts_B1 = mask_BT.sum(-1, keepdim=True).clamp(min=1)
+    return summed_log_ratio(new_BT, old_BT, mask_BT) / counts_B1
+
+
 def sequence_log_ratio(
     new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, limit: float = MAX_LOG_RATIO
 ) -> Tensor:
-    """Return log s = mean(new - old) over each sequence's valid tokens, [B, 1]; 0 without any."""
-    sums_B1 = (new_BT - old_BT).masked_fill(~mask_BT, 0.0).sum(-1, keepdim=True)
-    counts_B1 = mask_BT.sum(-1, keepdim=True).clamp(min=1)
-    return (sums_B1 / counts_B1).clamp(-limit, limit)
-
-
-def importance_weights(
-    old_BT: Tensor, sampler_BT: Tensor, cap: float, limit: float = MAX_LOG_RATIO
-) -> Tensor:
-    """Return min(pi_old / pi_sampler, cap) of each token: truncated importance sampling.
-
-    For tokens of a sampler whose probabilities differ a little from the trainer's (other kernels,
-    bfloat16, a distribution truncated by top_p). A constant: no gradient flows through it.
-    """
-    return token_ratio(old_BT, sampler_BT, limit).clamp(max=cap).detach()
-
-
-def sequence_importance_weights(
-    old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, cap: float, limit: float = MAX_LOG_RATIO
-) -> Tensor:
-    """Return importance weights for a loss with a sequence ratio, [B, T].
-
-    All tokens of a sequence have the same weight, from their mean log-ratio.
-    """
-    weights_B1 = sequence_log_ratio(old_BT, sampler_BT, mask_BT, limit).exp().clamp(max=cap)
-    return weights_B1.detach().expand(mask_BT.shape)
+    """Return log s = `mean_log_ratio`, clamped to `limit`: the log-ratio of GSPO."""
+    return mean_log_ratio(new_BT, old_BT, mask_BT).clamp(-limit, limit)
 
 
 def kl_values(d_BT: Tensor, estimator: KLEstimator, limit: float = MAX_LOG_RATIO) -> Tensor:

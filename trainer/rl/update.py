@@ -300,8 +300,9 @@ def _micro_batch_loss(
         ref = logprob_rows(chosen, "ref_logprobs").to(device)
     if chosen[0].sampler_logprobs is not None:
         sampler = logprob_rows(chosen, "sampler_logprobs").to(device)
+        sampled_mask = action_masks(chosen).to(device)
         correction = cfg.chosen_algorithm.importance_weights(
-            old, sampler, trained_mask, cfg.importance_cap, cfg.max_log_ratio
+            old, sampler, trained_mask, sampled_mask, cfg.correction
         )
     tokens = TokenBatch(
         old=old,

@@ -244,13 +244,31 @@ class RunConfig(KeptConfig):
     @property
     def corrects_importance(self) -> bool:
         """Return whether old_logprobs are the trainer's, and the sampler's are used as a
-        correction."""
+        correction.
+
+        With `rl.max_staleness` above 0 the sampler's weights may be older than the trainer's.
+        """
         mode, generation = self.rl.importance_correction, self.generation
         is_truncated = generation.top_p < 1 or generation.top_k > 0
         is_rounded = "bfloat16" in (self.misc.dtype, self.policy.weights_dtype)
         is_rounded = is_rounded or self.policy.load_in_4bit
-        may_differ = generation.engine == "vllm" or is_rounded or is_truncated
+        is_stale = self.rl.max_staleness > 0
+        may_differ = generation.engine == "vllm" or is_rounded or is_truncated or is_stale
         return mode == "on" or (mode == "auto" and may_differ)
+
+    @property
+    def correction_summary(self) -> str:
+        """Return what the importance correction does in this run, for a message."""
+        rl, correction = self.rl, self.rl.correction
+        if not self.corrects_importance:
+            return "off"
+        ratio = "ratio of a token"
+        if correction.is_by_sequence:
+            ratio = rl.chosen_algorithm.sequence_ratio_name
+        bounds = f"truncated at {correction.cap:g}"
+        if correction.is_masking:
+            bounds = f"masked outside {correction.floor:g} to {correction.cap:g}"
+        return f"{ratio}, {bounds}"
 
 
 def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import closing
+from typing import Any, Protocol
 
 from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
-from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
 from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
+from trainer.runs.ahead import OpensCollectors, open_batches
 from trainer.runs.artifacts import Artifacts, Reports
+from trainer.runs.batch import Batch, BatchCollector
 from trainer.runs.checkpoints.saver import Evaluated
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
@@ -28,45 +29,6 @@ from trainer.runs.stops import StopRules
 from trainer.runs.trackers import track, tracking
 
 log = logging.getLogger(__name__)
-R = TypeVar("R", bound=Rollout)
-W = TypeVar("W")
-
-
-@dataclass(slots=True)
-class Batch(Generic[R, W]):
-    """The rollouts of an update with their rewards, in the same order.
-
-    scored_indices: indices of those that have a reward.
-    attempts: how often rewards were requested from the services.
-    """
-
-    rollouts: list[R]
-    rewards: list[W]
-    scored_indices: list[int]
-    attempts: int = 1
-
-    def select_scored(self) -> tuple[list[R], list[W]]:
-        """Return the rollouts that are trained on, and their rewards."""
-        return [self.rollouts[i] for i in self.scored_indices], [
-            self.rewards[i] for i in self.scored_indices
-        ]
-
-
-def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
-    """Return the prompts of update `update` (from 1): shuffled passes over the data.
-
-    They depend only on the arguments, so that a run can be resumed at any update.
-    """
-    import torch
-
-    indices: list[int] = []
-    for position in range((update - 1) * batch_size, update * batch_size):
-        epoch, offset = divmod(position, examples)
-        if offset == 0 or not indices:
-            generator = torch.Generator().manual_seed(stream_seed("order", seed, epoch))
-            order = torch.randperm(examples, generator=generator).tolist()
-        indices.append(order[offset])
-    return indices
 
 
 class Evaluation(Evaluated, Protocol):
@@ -80,26 +42,12 @@ class Evaluation(Evaluated, Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
-class BatchCollector(Protocol):
-    """The part of a task that samples its batches.
-
-    stop_reason: the reason why the last batch has no rewards, or an evaluation failed, in one line;
-    None: it has, or the run is to end.
-    """
-
-    stop_reason: str | None
-
-    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
-        """Return the full batch of an update, the same on every process.
-
-        None: it has no rewards, and the update has not started.
-        """
-
-
-class TrainingTask(Protocol):
+class TrainingTask(OpensCollectors, Protocol):
     """A task of the training loop.
 
     columns: of the console, and those to print if the terminal is too narrow for all.
+    collector: for generating and learning in turn; an evaluation that failed sets its
+    `stop_reason`.
     """
 
     @property
@@ -147,6 +95,7 @@ class TrainingLoop:
         names = {**run.learner.sets, **run.reports}
         self.reports = {name: list(run.reports.get(name, ())) for name in names}
         self.stops = StopRules(run.cfg.stop, self.updates, self.selection_reports)
+        self.batches = open_batches(run, task, task.collector)
 
     def run(self) -> Artifacts:
         """Run all updates, with evaluations before, between and after, and return the artifacts."""
@@ -157,6 +106,7 @@ class TrainingLoop:
         columns, narrow_titles = self.task.columns
         signal_number = 0
         with (
+            closing(self.batches),
             self.shutdown,
             tracking(self.world.accelerator, config, self.done),
             Console(
@@ -228,6 +178,7 @@ class TrainingLoop:
             update, report, learner.model, learner.tokenizer, learner.optimizer
         )
         self.saved = update
+        self.batches.saved(update)
 
     def artifacts(self, signal_number: int) -> Artifacts:
         """Return the artifacts of the run.
@@ -235,8 +186,9 @@ class TrainingLoop:
         signal_number: the signal that ended it, or 0.
         """
         stop_reason, code = self.stops.reason, 1 if self.stops.reason else 0
-        if self.task.collector.stop_reason is not None:
-            stop_reason, code = self.task.collector.stop_reason, 3
+        missing_reason = self.batches.stop_reason or self.task.collector.stop_reason
+        if missing_reason is not None:
+            stop_reason, code = missing_reason, 3
         elif signal_number and not (stop_reason or self.finished):
             progress = f"update {self.saved}" if self.saved else "no update yet"
             stop_reason = (
@@ -268,7 +220,7 @@ class TrainingLoop:
         """Run one update (from 1), and return its log line; None if it has no rewards and did
         not start."""
         cfg, clock = self.cfg, PhaseTimer()
-        batch = self.task.collector.collect(self.sampler, update, clock)
+        batch = self.batches.take(update, clock)
         if batch is None:
             return None
         lr = learning_rate(update - 1, cfg.rl)

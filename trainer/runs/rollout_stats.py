@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
@@ -30,6 +32,9 @@ OF_LEARNING = (
     StatSpec(key="approx_kl", column="approx_kl", form="9.2e"),
     StatSpec(key="kl_ref", column="kl_ref", form="7.4f", narrow=True),
     StatSpec(key="clip_frac", column="clip", form="6.3f", narrow=True),
+    StatSpec(key="importance_masked_frac", column="masked", form="6.3f"),
+    StatSpec(key="staleness_mean", column="stale", form="5.2f"),
+    StatSpec(key="dropped_stale", column="dropped", form="7.0f"),
     StatSpec(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
     StatSpec(key="logprob_s", column="logp_s", form="6.1f", narrow=True),
     StatSpec(key="reward_s", column="rew_s", form="6.1f", narrow=True),
@@ -42,6 +47,20 @@ LEARNING_CURVES = (
         title="log-probability gap, sampler to trainer",
         keys=("sampler_gap_mean", "sampler_gap_max"),
     ),
+    Curve(title="mean weight of the importance correction", keys=("importance_weight_mean",)),
+    Curve(
+        title="importance correction: share of tokens at the cap, and masked",
+        keys=("importance_capped_frac", "importance_masked_frac"),
+    ),
+    Curve(
+        title="importance correction: share of sequences at the cap, and masked",
+        keys=("importance_capped_sequence_frac", "importance_masked_sequence_frac"),
+    ),
+    Curve(
+        title="staleness of tokens, and spread in a group (updates)",
+        keys=("staleness_mean", "staleness_max", "staleness_spread_max"),
+    ),
+    Curve(title="rollouts dropped as too stale", keys=("dropped_stale",)),
     Curve(title="entropy (estimate)", keys=("entropy_est",)),
     Curve(title="policy loss", keys=("policy_loss",)),
     Curve(title="gradient norm before clipping", keys=("grad_norm",)),
@@ -71,28 +90,75 @@ def rollout_stats(rollouts: Sequence[Rollout]) -> Stats:
     }
 
 
+#: Stats of `importance_stats`.
+_IMPORTANCE_NAMES = (
+    "sampler_gap_mean",
+    "sampler_gap_max",
+    "importance_weight_mean",
+    "importance_capped_frac",
+    "importance_masked_frac",
+    "importance_capped_sequence_frac",
+    "importance_masked_sequence_frac",
+)
+
+
 def importance_stats(rollouts: Sequence[Rollout], cfg: RLConfig) -> Stats:
     """Return the gap |log pi - log pi_sampler| of sampled tokens, and the importance weights.
 
-    None if both log-probabilities are the same, or the update has computed none.
+    `importance_capped_frac` is the share of tokens with a weight of at least the cap, and
+    `importance_masked_frac` that of tokens with the weight 0. The `..._sequence_frac` are the
+    shares of sequences of which all tokens are so. None if both log-probabilities are the same, or
+    the update has computed none.
     """
-    corrected = [r for r in rollouts if r.sampler_logprobs and r.old_logprobs]
+    corrected = [r for r in rollouts if r.sampler_logprobs and r.old_logprobs and any(r.actions)]
     if not corrected:
-        names = ("sampler_gap_mean", "sampler_gap_max")
-        return dict.fromkeys((*names, "importance_weight_mean", "importance_capped_frac"))
+        return dict.fromkeys(_IMPORTANCE_NAMES)
     old_BT, sampler_BT = (
         logprob_rows(corrected, f"{policy_name}_logprobs") for policy_name in ("old", "sampler")
     )
     mask_BT = action_masks(corrected)
     gap = (old_BT - sampler_BT).abs()[mask_BT]
-    weights = cfg.chosen_algorithm.importance_weights(
-        old_BT, sampler_BT, mask_BT, cfg.importance_cap, cfg.max_log_ratio
-    )[mask_BT]
+    weights_BT = cfg.chosen_algorithm.importance_weights(
+        old_BT, sampler_BT, mask_BT, mask_BT, cfg.correction
+    )
+    capped_BT, masked_BT = weights_BT >= cfg.importance_cap, weights_BT == 0
+
+    def shares(name: str, chosen_BT: Tensor) -> Stats:
+        sequences_B = (chosen_BT | ~mask_BT).all(-1)
+        return {
+            f"importance_{name}_frac": chosen_BT[mask_BT].float().mean().item(),
+            f"importance_{name}_sequence_frac": sequences_B.float().mean().item(),
+        }
+
     return {
         "sampler_gap_mean": gap.mean().item(),
         "sampler_gap_max": gap.max().item(),
-        "importance_weight_mean": weights.mean().item(),
-        "importance_capped_frac": (weights >= cfg.importance_cap).float().mean().item(),
+        "importance_weight_mean": weights_BT[mask_BT].mean().item(),
+        **shares("capped", capped_BT),
+        **shares("masked", masked_BT),
+    }
+
+
+def staleness_stats(rollouts: Sequence[Rollout], update: int) -> Stats:
+    """Return the staleness of the sampled tokens that update `update` (from 1) learns from.
+
+    A token's is the number of updates between the weights that sampled it and those that learn
+    from it, update - 1 - version. `staleness_spread_max` is the largest difference of versions
+    within a group. Rollouts whose sampler does not know the versions are left out; None without
+    others.
+    """
+    versions_by_group: dict[int, list[int]] = {}
+    for rollout in rollouts:
+        versions = zip(rollout.weight_versions or (), rollout.actions, strict=False)
+        sampled = [version for version, is_action in versions if is_action]
+        if sampled:
+            versions_by_group.setdefault(rollout.group, []).extend(sampled)
+    groups = list(versions_by_group.values())
+    ages = [update - 1 - version for versions in groups for version in versions]
+    return {
+        "staleness_mean": mean_of(ages),
+        "staleness_max": max(ages, default=None),
+        "staleness_spread_max": max((max(group) - min(group) for group in groups), default=None),
     }
 
 

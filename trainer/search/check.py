@@ -150,8 +150,7 @@ def _config(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
     summary = f"{cfg.rl.algorithm}, {weights}"
     if cfg.rl.makes_own_logprobs:
         summary += "; old log-probabilities in the update's own micro-batches"
-    corrects = "on" if cfg.corrects_importance else "off"
-    return None, f"{summary}; importance correction {corrects}"
+    return None, f"{summary}; importance correction: {cfg.correction_summary}"
 
 
 def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:

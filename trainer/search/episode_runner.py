@@ -69,6 +69,7 @@ class EpisodeRunner:
         samples: int | None = None,
         kind: str = "",
         groups: Mapping[int, str] | None = None,
+        stored: Mapping[str, Trajectory] | None = None,
         on_done: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> dict[str, Trajectory]:
         """Run episodes, and return the finished ones of this process by id, ordered by position.
@@ -76,8 +77,9 @@ class EpisodeRunner:
         indexed_questions: (position in the step, question), the same on every process; the
         processes share their episodes. samples: episodes of a question without an `n_agent`; None:
         one of each question. kind: prefix of the ids, if steps have the same number. groups: group
-        names by position, if questions may occur twice. on_done: is called with each finished
-        episode of this process. Raises what `run_trajectories` raises.
+        names by position, if questions may occur twice. stored: finished episodes by id, which
+        are not run again. on_done: is called with each episode of this process that has run.
+        Raises what `run_trajectories` raises.
         """
         trajectories = [
             Trajectory(
@@ -98,23 +100,33 @@ class EpisodeRunner:
             self._submit([trajectory])
             on_done(trajectory)
 
-        finished: list[Trajectory] = []
+        own = trajectories if self.world is None else self.world.own_block(trajectories)
+        finished = {
+            trajectory.trajectory_id: stored[trajectory.trajectory_id].model_copy(
+                update={"attempt": attempt, "run": self.store.run}
+            )
+            for trajectory in own
+            if stored is not None and trajectory.trajectory_id in stored
+        }
         error: ScorekitError | None = None
         try:
-            finished = run_trajectories(
-                trajectories if self.world is None else self.world.own_block(trajectories),
+            self._submit(finished.values())
+            has_run = run_trajectories(
+                [trajectory for trajectory in own if trajectory.trajectory_id not in finished],
                 policy,
                 self._tools,
                 self.cfg.episode,
                 on_done=submit_ended,
             )
+            finished |= {trajectory.trajectory_id: trajectory for trajectory in has_run}
         except ScorekitError as raised:  # perhaps on this process only
             policy.end()
             error = raised
         self._raise_on_all(error or self._retriever.error)
         if self.world is not None and not self.world.is_main:
             self.store.sync_images()  # the main process writes the records that refer to them
-        return {trajectory.trajectory_id: trajectory for trajectory in finished}
+        ids = (trajectory.trajectory_id for trajectory in own)
+        return {id: finished[id] for id in ids}
 
     def resubmit(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
         """Submit episodes of this process as a new attempt of their step, to get their rewards

@@ -85,10 +85,10 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
 
 def _config(cfg: TranslationConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    components = weighted(cfg.reward)
-    return None, ", ".join(
-        f"{component.name} {component.weight(cfg.reward):g}" for component in components
+    rewards = ", ".join(
+        f"{component.name} {component.weight(cfg.reward):g}" for component in weighted(cfg.reward)
     )
+    return None, (f"{cfg.rl.algorithm}, {rewards}; importance correction: {cfg.correction_summary}")
 
 
 def _examples(cfg: TranslationConfig, set_name: str | None) -> tuple[list[Example], str]:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler
+from trainer.runs.batch import Batch, batch_indices
+from trainer.runs.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
-from trainer.runs.loop import Batch, batch_indices
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
+from trainer.translation.buffered import BufferedSamples, PendingGroup
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.compute import compute_rewards
-from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup
+from trainer.translation.rewards.reward_batch import RewardBatch
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
@@ -27,11 +30,26 @@ Scored = list[tuple[list[TranslationRollout], list[SampleReward]]]
 
 
 class Collector:
-    """Samples and scores the batch of an update; every process does its share."""
+    """Samples and scores the batch of an update; every process does its share.
 
-    def __init__(self, run: OpenRun[TranslationConfig], rewarder: RewardClient) -> None:
-        self.cfg, self.world, self.rewarder = run.cfg, run.world, rewarder
-        self.learner, self.shutdown = run.learner, run.shutdown
+    With a buffer the log-probabilities are left to the caller.
+    """
+
+    def __init__(
+        self,
+        run: OpenRun[TranslationConfig],
+        rewarder: RewardClient,
+        world: DistributedContext,
+        buffer: RolloutBuffer | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """Prepare to collect batches, one at a time.
+
+        world, buffer, should_stop: as `OpensCollectors.open_collector` says.
+        """
+        self.cfg, self.world, self.rewarder, self.learner = run.cfg, world, rewarder, run.learner
+        self._should_stop = should_stop or (lambda: bool(run.shutdown.signal_number))
+        self._samples = None if buffer is None else BufferedSamples(buffer, run.cfg)
         #: The reason why the last batch has no rewards, in one line; None: it has, or the run ends.
         self.stop_reason: str | None = None
         #: Number of attempts to get rewards for it.
@@ -50,14 +68,12 @@ class Collector:
         generated. The forward passes run while the last ones are scored. `reward_s` is the
         remaining waiting time after that.
         """
-        batch, groups, pending = self._sample(sampler, update, clock)
+        batch = self._batch()
+        groups = self._sample(sampler, update, batch, clock)
         self.attempts, self.stop_reason = 1, None
         while True:
             self.world.set_phase(f"update {update}, rewards")
-            scored: Scored = [
-                (group, compute_rewards(group, scores.result(), self.cfg.reward))
-                for group, scores in zip(groups, pending, strict=True)
-            ]
+            scored: Scored = [(group.rollouts, self._rewards(update, group)) for group in groups]
             clock.lap("reward_s")
             was_interrupted = any(self.world.gather([batch.was_stopped]))
             gathered = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
@@ -66,15 +82,15 @@ class Collector:
             if not was_interrupted and reason is None:
                 rollouts = [rollout for group, _ in gathered for rollout in group]
                 scored_indices = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
-                return Batch(rollouts, rewards, scored_indices, self.attempts)
-            should_stop = was_interrupted or any(
-                self.world.gather([bool(self.shutdown.signal_number)])
-            )
+                dropped = 0 if self._samples is None else self._samples.dropped
+                return Batch(rollouts, rewards, scored_indices, self.attempts, dropped)
+            should_stop = was_interrupted or any(self.world.gather([self._should_stop()]))
             if should_stop or not self._should_retry(update, reason or ""):
                 return None
             self.attempts += 1
             batch = self._batch()
-            pending = [_submit(batch, group) for group in groups]
+            for group in groups:
+                group.submit(batch)
 
     def _should_retry(self, update: int, reason: str) -> bool:
         """Return whether to request the scores again; record or log the reason."""
@@ -99,37 +115,52 @@ class Collector:
         return True
 
     def _batch(self) -> RewardBatch:
-        return self.rewarder.batch(should_stop=lambda: bool(self.shutdown.signal_number))
+        return self.rewarder.batch(should_stop=self._should_stop)
+
+    def _rewards(self, update: int, group: PendingGroup) -> list[SampleReward]:
+        """Wait for the scores of a group, and return its rewards."""
+        scores = group.scores()
+        if self._samples is not None and not group.was_stored:
+            self._samples.store_scores(update, group, scores)
+        return compute_rewards(group.rollouts, scores, self.cfg.reward)
 
     def _sample(
-        self, sampler: Sampler, update: int, clock: PhaseTimer
-    ) -> tuple[RewardBatch, list[list[TranslationRollout]], list[SampleGroup]]:
+        self, sampler: Sampler, update: int, batch: RewardBatch, clock: PhaseTimer
+    ) -> list[PendingGroup]:
         """Sample this process's groups and submit them to the services."""
-        cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
+        cfg, rl, learner, samples = self.cfg, self.cfg.rl, self.learner, self._samples
         prompts = rl.batch_size * rl.grad_accum
         own_prompts = self.world.split_items(
             batch_indices(len(learner.train), prompts, update, cfg.misc.seed)
         )
-        groups: list[list[TranslationRollout]] = []
-        batch, pending = self._batch(), []
+        groups: list[PendingGroup] = []
+        if samples is not None:
+            groups = samples.read(update, [group_index for group_index, _ in own_prompts])
+            for group in groups:
+                group.submit(batch)
+        stored = {group.index for group in groups}
+        missing = [pair for pair in own_prompts if pair[0] not in stored]
         self.world.set_phase(f"update {update}, sampling")
         with autocast(self.world.device, cfg.misc.dtype):
-            for group in stream_rollouts(
+            for rollouts in stream_rollouts(
                 sampler,
-                [learner.train[i] for _, i in own_prompts],
+                [learner.train[i] for _, i in missing],
                 learner.model,
                 learner.tokenizer,
                 cfg.generation,
                 seed=stream_seed("sampling", cfg.misc.seed, update, self.world.rank),
-                groups=[group_index for group_index, _ in own_prompts],
+                groups=[group_index for group_index, _ in missing],
             ):
-                groups.append(group)
-                pending.append(_submit(batch, group))
+                groups.append(PendingGroup(rollouts))
+                if samples is not None:
+                    samples.store_rollouts(update, rollouts)
+                groups[-1].submit(batch)
             clock.lap("rollout_s")
-            self.world.set_phase(f"update {update}, log probabilities")
-            add_logprobs([r for group in groups for r in group], learner, cfg, self.world)
-        clock.lap("logprob_s")
-        return batch, groups, pending
+            if samples is None:
+                self.world.set_phase(f"update {update}, log probabilities")
+                add_logprobs([r for g in groups for r in g.rollouts], learner, cfg, self.world)
+                clock.lap("logprob_s")
+        return groups
 
 
 def unanswered(rewards: Sequence[SampleReward]) -> str | None:
@@ -140,7 +171,3 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
     if any(reward.r_seq is not None for reward in rewards):
         return None
     return next((reward.service_error for reward in rewards if reward.is_transient), None)
-
-
-def _submit(batch: RewardBatch, group: Sequence[TranslationRollout]) -> SampleGroup:
-    return batch.submit([rollout.scored_text for rollout in group])

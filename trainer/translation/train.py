@@ -6,7 +6,7 @@ This is the one file that imports all the parts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -18,8 +18,10 @@ from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.sharing.workload import Workload
 from trainer.runs.artifacts import Artifacts
+from trainer.runs.batch import Batch
+from trainer.runs.buffer import RolloutBuffer
 from trainer.runs.config import set_key
-from trainer.runs.loop import Batch, TrainingLoop
+from trainer.runs.loop import TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
@@ -152,8 +154,18 @@ class TranslationTask:
         self.cfg, self.learner, self.world = run.cfg, run.learner, run.world
         self.rewarder = rewarder
         self.metrics = HeldOutMetrics(run.cfg.eval.metrics, rewarder)
-        self.collector = Collector(run, rewarder)
+        self._run = run
+        self.collector = self.open_collector(run.world)
         self.columns = columns(run.cfg.reward)
+
+    def open_collector(
+        self,
+        world: DistributedContext,
+        buffer: RolloutBuffer | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Collector:
+        """Return a collector, as `OpensCollectors` says."""
+        return Collector(self._run, self.rewarder, world, buffer, should_stop)
 
     def stats(self, batch: TranslationBatch) -> Stats:
         """Return stats of the rewards, and of the alignment of tokens."""

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.rl.ratios import (
     MAX_LOG_RATIO,
+    ImportanceCorrection,
+    ImportanceMode,
     KLEstimator,
-    importance_weights,
     masked_mean,
     masked_sum,
+    summed_log_ratio,
     token_ratio,
 )
 
@@ -53,7 +55,7 @@ class TokenBatch:
     old, ref: log-probabilities under the policy that sampled and under the reference.
     advantages: normalized.
     mask: the tokens to train on.
-    correction: `Algorithm.importance_weights`.
+    correction: `Algorithm.importance_weights`; a token with 0 is not learned from.
     kl_mask: the tokens of the KL term, which include all of `mask`; None: `mask`.
     """
 
@@ -98,13 +100,17 @@ class Algorithm:
     makes_own_logprobs = False
     #: A batch is for one optimizer step: there is no ratio that would correct a second one.
     takes_one_step = False
+    #: Its default of `rl.importance_mode`.
+    importance_mode: ImportanceMode = "token_truncate"
+    #: What `sequence_importance_log_ratio` is, in messages.
+    sequence_ratio_name = "product of a sequence's ratios"
 
     def with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of the section `rl` with the defaults of this algorithm.
 
         Raises ValueError for settings that it cannot work with.
         """
-        return settings
+        return {"importance_mode": self.importance_mode} | settings
 
     def advantages(
         self,
@@ -125,10 +131,32 @@ class Algorithm:
         )
 
     def importance_weights(
-        self, old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, cap: float, limit: float
+        self,
+        old_BT: Tensor,
+        sampler_BT: Tensor,
+        mask_BT: Tensor,
+        sampled_BT: Tensor,
+        correction: ImportanceCorrection,
     ) -> Tensor:
-        """Return the weight of each token that corrects for the sampler, [B, T], a constant."""
-        return importance_weights(old_BT, sampler_BT, cap, limit)
+        """Return the weight of each token that corrects for the sampler, [B, T], a constant.
+
+        mask_BT: the tokens to train on. sampled_BT: those that the policy sampled, which include
+        them; both without observations and padding.
+        """
+        if not correction.is_by_sequence:
+            return correction.weights(old_BT - sampler_BT)
+        log_ratio_B1 = self.sequence_importance_log_ratio(old_BT, sampler_BT, mask_BT, sampled_BT)
+        return correction.weights(log_ratio_B1).expand(old_BT.shape)
+
+    def sequence_importance_log_ratio(
+        self, old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, sampled_BT: Tensor
+    ) -> Tensor:
+        """Return the log-ratio of whole sequences to correct by, [B, 1]; not clamped.
+
+        By default that of their probabilities, log prod(pi_old / pi_sampler). The product is over
+        all sampled tokens: the reward depends on those that are not trained on, too.
+        """
+        return summed_log_ratio(old_BT, sampler_BT, sampled_BT)
 
     def surrogate(self, new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> Tensor:
         """Return what each token adds to the objective, [B, T]: its mean is maximized.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.rl.algorithms.algorithm import Algorithm, LossWeights, TokenBatch
 from trainer.rl.algorithms.ppo import clipped_surrogate
-from trainer.rl.ratios import sequence_importance_weights, sequence_log_ratio
+from trainer.rl.ratios import mean_log_ratio, sequence_log_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,20 +23,31 @@ class GSPO(Algorithm):
     name = "gspo"
     # Its clip range is smaller than rounding errors between two ways to batch the same tokens.
     makes_own_logprobs = True
+    importance_mode = "sequence_truncate"
+    sequence_ratio_name = "geometric mean of a sequence's ratios"
 
     def with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Default to the clip range and mean of the paper (sections 4.1, 5.1).
+        """Default to the clip range and mean of the paper (sections 4.1, 5.1), and to an importance
+        correction by sequence.
 
-        A mean of many log-ratios moves far less than a single one.
+        A mean of many log-ratios moves far less than a single one. Raises ValueError for a
+        correction by token: all tokens of a sequence weigh the same in GSPO (section 4.2).
         """
+        mode = settings.get("importance_mode")
+        if mode in ("token_truncate", "token_mask"):
+            raise ValueError(
+                f"importance_mode {mode}: gspo weighs all tokens of a sequence the same. Set "
+                f"sequence_{mode.removeprefix('token_')}, or another algorithm"
+            )
         clip = {} if "clip_eps" in settings else {"clip_eps": 3e-4, "clip_eps_high": 4e-4}
-        return clip | {"loss_mean": "sequence"} | settings
+        return clip | {"loss_mean": "sequence"} | super().with_defaults(settings)
 
-    def importance_weights(
-        self, old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, cap: float, limit: float
+    def sequence_importance_log_ratio(
+        self, old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, sampled_BT: Tensor
     ) -> Tensor:
-        """Return one weight for all tokens of a sequence."""
-        return sequence_importance_weights(old_BT, sampler_BT, mask_BT, cap, limit)
+        """Return the mean log-ratio of each sequence's trained tokens, the one that its own ratio
+        has."""
+        return mean_log_ratio(old_BT, sampler_BT, mask_BT)
 
     def surrogate(self, new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> Tensor:
         """Return the clipped surrogate of the sequence ratio, with each token's gradient."""

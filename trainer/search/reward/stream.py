@@ -76,8 +76,12 @@ class RewardStream:
         self._changed = threading.Condition()
         self._fatal: Exception | None = None
         self._dropped = 0
-        #: Stats of the last collected step, for the run's log.
-        self.stats: dict[str, float] = {}
+        self._collected = threading.local()
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Return the stats of the last step that this thread has collected, for the run's log."""
+        return getattr(self._collected, "stats", {})
 
     def check(self) -> None:
         """Raise UserError if generator or judge does not answer or is not as configured."""
@@ -151,7 +155,7 @@ class RewardStream:
             or self._without_answer(submitted, "late", f"no answer in {deadline_s:g} s")
             for id, submitted in popped.items()
         }
-        self.stats = step_stats(collected) | {
+        self._collected.stats = step_stats(collected) | {
             "reward_waited_s": round(time.monotonic() - started_at, 3),
             "reward_dropped": dropped,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -12,11 +12,13 @@ import torch
 
 from scorekit.errors import IndexChanged, UserError
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
+from trainer.runs.batch import Batch, batch_indices
+from trainer.runs.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
-from trainer.runs.loop import Batch, batch_indices
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
 from trainer.runs.stats import Stats
@@ -26,6 +28,7 @@ from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
+from trainer.search.training.buffered import BufferedEpisodes, StoredEpisodes
 from trainer.search.training.loading import SearchLearner
 from trainer.search.training.stats import without_spread
 
@@ -52,14 +55,30 @@ class _SampledEpisodes:
 class EpisodeCollector:
     """The collector of episodes: it samples those of an update and waits for their rewards.
 
-    Each process of the world runs its part.
+    Each process of the world runs its part. With a buffer the log-probabilities are left to the
+    caller.
     """
 
     def __init__(
-        self, run: OpenRun[SearchConfig], episodes: EpisodeRunner, searcher: SearchLearner
+        self,
+        run: OpenRun[SearchConfig],
+        episodes: EpisodeRunner,
+        searcher: SearchLearner,
+        world: DistributedContext,
+        buffer: RolloutBuffer | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> None:
-        self.cfg, self.world, self.shutdown = run.cfg, run.world, run.shutdown
-        self.episodes, self.searcher = episodes, searcher
+        """Prepare to collect batches, one at a time.
+
+        episodes: its world is `world`. world, buffer, should_stop: as
+        `OpensCollectors.open_collector` says.
+        """
+        self.cfg, self.world, self.episodes, self.searcher = run.cfg, world, episodes, searcher
+        self._should_stop = should_stop or (lambda: bool(run.shutdown.signal_number))
+        self._buffered: BufferedEpisodes | None = None
+        if buffer is not None:
+            load_image = episodes.store.read_image
+            self._buffered = BufferedEpisodes(buffer, searcher.ids.reader, load_image)
         #: The reason why the last update has no rewards; None: it has, or the run is stopping.
         self.stop_reason: str | None = None
 
@@ -141,7 +160,7 @@ class EpisodeCollector:
         batch: of the update; its `final` has the earlier rounds.
         """
         attempt = self._next_attempt(update)
-        sampled = self._sample(sampler, update, number, chosen, attempt, clock)
+        sampled = self._sample(sampler, update, attempt, chosen, batch, clock)
         for num_tries in count(1):
             self.world.set_phase(f"update {update}, rewards")
             final = self.episodes.collect_rewards(update, sampled.finished)
@@ -151,26 +170,26 @@ class EpisodeCollector:
             if (reason := outage_reason(final)) is None:
                 return final, self._gather_rollouts(sampled.rollouts, final)
             self._store(update, {**batch.final, **final})
-            is_stopping = any(self.world.gather([bool(self.shutdown.signal_number)]))
+            is_stopping = any(self.world.gather([self._should_stop()]))
             if is_stopping or not self._goes_on(update, num_tries, reason):
                 return None
             attempt = self._next_attempt(update)
             if any(trajectory.end != "failed" for trajectory in failures(final)):
                 sampled.finished = self.episodes.resubmit(sampled.finished, attempt)
             else:  # the retriever was unavailable: run the episodes again
-                sampled = self._sample(sampler, update, number, chosen, attempt, clock)
+                sampled = self._sample(sampler, update, attempt, chosen, batch, clock)
         raise AssertionError
 
     def _sample(
         self,
         sampler: Sampler,
         update: int,
-        number: int,
-        chosen: Sequence[tuple[int, Question]],
         attempt: int,
+        chosen: Sequence[tuple[int, Question]],
+        batch: SearchBatch,
         clock: PhaseTimer,
     ) -> _SampledEpisodes:
-        """Run the episodes of questions, each process its part. number: dynamic sampling round."""
+        """Run the episodes of questions, each process its part."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
         world.set_phase(f"update {update}, sampling")
         policy = searcher.policy(
@@ -181,6 +200,18 @@ class EpisodeCollector:
             with_logprobs=True,
             deterministic=cfg.rollout.deterministic,
         )
+        stored = self._stored_episodes(update, chosen)
+        batch.dropped_stale += stored.dropped
+        rollouts = dict(stored.rollouts)
+
+        def note_end(trajectory: Trajectory) -> None:
+            id = trajectory.trajectory_id
+            ended = policy.ended_episodes.get(id)
+            if ended is not None and ended.completion_ids:
+                rollouts[id] = ended.rollout(id, _position(id), searcher.ids.stops)
+            if self._buffered is not None:
+                self._buffered.store(update, trajectory, rollouts.get(id))
+
         with autocast(world.device, cfg.misc.dtype):
             names = group_names([question for _, question in chosen])
             finished = self.episodes.run(
@@ -190,17 +221,37 @@ class EpisodeCollector:
                 attempt=attempt,
                 samples=cfg.rollout.n_agent,
                 groups=dict(zip((position for position, _ in chosen), names, strict=True)),
+                stored=stored.finished,
+                on_done=note_end,
             )
+            rollouts = {id: rollouts[id] for id in finished if id in rollouts}
             clock.lap("rollout_s")
-            world.set_phase(f"update {update}, log probabilities")
-            rollouts = {
-                id: policy.ended_episodes[id].rollout(id, _position(id), searcher.ids.stops)
-                for id in finished
-                if policy.ended_episodes.get(id) and policy.ended_episodes[id].completion_ids
-            }
-            add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
-        clock.lap("logprob_s")
+            if self._buffered is None:
+                world.set_phase(f"update {update}, log probabilities")
+                add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
+                clock.lap("logprob_s")
         return _SampledEpisodes(finished, rollouts)
+
+    def _stored_episodes(
+        self, update: int, chosen: Sequence[tuple[int, Question]]
+    ) -> StoredEpisodes:
+        """Return the episodes of questions that an earlier start has finished.
+
+        If this process samples, they are returned only if none is missing: then the batch's random
+        streams give the same episodes again.
+        """
+        cfg = self.cfg
+        if self._buffered is None:
+            return StoredEpisodes()
+        ids = {
+            f"{update}-{position}-{sample}"
+            for position, question in chosen
+            for sample in range(question.samples(cfg.rollout.n_agent))
+        }
+        stored = self._buffered.read(update, ids, cfg.rl.max_staleness)
+        if cfg.generation.engine == "generate" and len(stored.finished) < len(ids):
+            return StoredEpisodes(dropped=stored.dropped)
+        return stored
 
     def _gather_rollouts(
         self, own_rollouts: dict[str, Rollout], final: Mapping[str, Trajectory]

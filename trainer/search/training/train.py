@@ -6,7 +6,7 @@ The loop is in trainer/runs/loop.py.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.sharing.workload import Workload
 from trainer.runs.artifacts import Artifacts
+from trainer.runs.batch import Batch
+from trainer.runs.buffer import RolloutBuffer
 from trainer.runs.cli import tables
 from trainer.runs.config import set_key
-from trainer.runs.loop import Batch, TrainingLoop
+from trainer.runs.loop import TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
@@ -186,19 +188,30 @@ class SearchTask:
         store: TrajectoryStore,
         searcher: SearchLearner,
     ) -> None:
-        self.cfg, self.world = run.cfg, run.world
+        self.cfg, self.world, self._run, self._store = run.cfg, run.world, run, store
         self.services, self.searcher = connections, searcher
-        self.episodes = EpisodeRunner(
-            run.cfg,
-            connections.retriever,
-            connections.stream,
-            store,
-            run.world,
-            tolerates_outage=True,
-            should_stop=lambda: bool(run.shutdown.signal_number),
-        )
-        self.collector = EpisodeCollector(run, self.episodes, searcher)
+        self.collector = self.open_collector(run.world)
+        self.episodes = self.collector.episodes
         self.columns = tables.columns(table())
+
+    def open_collector(
+        self,
+        world: DistributedContext,
+        buffer: RolloutBuffer | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> EpisodeCollector:
+        """Return a collector, as `OpensCollectors` says."""
+        shutdown = self._run.shutdown
+        episodes = EpisodeRunner(
+            self.cfg,
+            self.services.retriever,
+            self.services.stream,
+            self._store,
+            world,
+            tolerates_outage=True,
+            should_stop=should_stop or (lambda: bool(shutdown.signal_number)),
+        )
+        return EpisodeCollector(self._run, episodes, self.searcher, world, buffer, should_stop)
 
     def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost, of all processes."""

@@ -23,6 +23,7 @@ from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.reference import Reference
 from trainer.rl.policy.tokens import load_tokenizer, stop_token_ids
 from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.runs.batch import batch_indices
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,
     best_checkpoint,
@@ -39,7 +40,6 @@ from trainer.runs.checkpoints.checkpoint import (
 )
 from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.cli.weights import check_model
-from trainer.runs.loop import batch_indices
 
 TOKENIZER = letter_tokenizer()
 

@@ -54,6 +54,13 @@ CUTS: dict[str, dict[str, int]] = {
 CASES: dict[str, dict[str, Any]] = {
     "translation": {"kl_coef": 0.1, "entropy_coef": 0.01},
     "sequence mean": {"kl_coef": 0.1, "loss_mean": "sequence"},
+    "masked tokens": {"kl_coef": 0.1, "importance_mode": "token_mask"},
+    "masked sequences": {
+        "kl_coef": 0.1,
+        "importance_mode": "sequence_mask",
+        "importance_cap": 10.0,
+        "loss_mean": "sequence",
+    },
     "search": {"algorithm": "gspo", "clip_eps": 0.2, "loss_mean": "sequence", "kl_coef": 0.0},
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32}

@@ -13,7 +13,7 @@ from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.algorithms.ppo import PPO
 from trainer.rl.algorithms.reinforce import Reinforce
 from trainer.rl.loss import kl_loss, policy_loss
-from trainer.rl.ratios import KLEstimator, importance_weights, kl_values
+from trainer.rl.ratios import ImportanceCorrection, KLEstimator, kl_values
 
 VOCABULARY = 4
 #: All sequences of two tokens.
@@ -67,7 +67,8 @@ def of_loss(
     sampling_policy = old if sampler is None else sampler
     correction = None
     if sampler is not None:
-        correction = importance_weights(logprobs(old), logprobs(sampler), 100.0)
+        log_ratio = logprobs(old) - logprobs(sampler)
+        correction = ImportanceCorrection("token_truncate", 100.0).weights(log_ratio)
     # A mean over samples is this weighted sum.
     normalizer = (1 / probabilities(sampling_policy))[:, None]
     value = kl_loss(

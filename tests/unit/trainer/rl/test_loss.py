@@ -15,7 +15,7 @@ from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.algorithms.ppo import PPO
 from trainer.rl.algorithms.reinforce import Reinforce
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_logprobs, token_normalizer
-from trainer.rl.ratios import importance_weights, masked_mean
+from trainer.rl.ratios import ImportanceCorrection, masked_mean
 
 ON = torch.tensor([[True, True]])
 
@@ -58,7 +58,7 @@ def test_the_gradient_of_the_entropy_in_closed_form() -> None:
 def test_the_importance_correction_is_a_constant_weight(algorithm: str) -> None:
     old = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
     sampler = torch.tensor([[-1.0, -0.5, -4.0]], requires_grad=True)
-    weights = importance_weights(old, sampler, 2.0)
+    weights = ImportanceCorrection("token_truncate", 2.0).weights(old - sampler)
     assert not weights.requires_grad
     assert weights.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
     new, mask = torch.full((1, 3), -1.0, requires_grad=True), torch.ones(1, 3, dtype=torch.bool)

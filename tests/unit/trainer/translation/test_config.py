@@ -116,6 +116,39 @@ def test_weights_that_are_rounded_are_corrected_for(rounding: str) -> None:
     assert load_config(TranslationConfig, None, ["policy.lora.r=2", rounding]).corrects_importance
 
 
+def test_samples_of_older_weights_are_corrected_for() -> None:
+    assert not load_config(TranslationConfig).corrects_importance
+    stale = load_config(TranslationConfig, None, ["rl.max_staleness=1"])
+    assert stale.corrects_importance
+    with pytest.raises(UserError) as error:
+        load_config(TranslationConfig, None, ["rl.max_staleness=2", "rl.importance_correction=off"])
+    assert "max_staleness 2" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "summary"),
+    [
+        ((), "off"),
+        (("max_staleness=1",), "ratio of a token, truncated at 2"),
+        (
+            ("importance_correction=on", "importance_mode=sequence_mask", "importance_cap=5"),
+            "product of a sequence's ratios, masked outside 0.2 to 5",
+        ),
+        (
+            ("importance_correction=on", "importance_mode=token_mask", "importance_floor=0.5"),
+            "ratio of a token, masked outside 0.5 to 2",
+        ),
+        (
+            ("importance_correction=on", "algorithm=gspo"),
+            "geometric mean of a sequence's ratios, truncated at 2",
+        ),
+    ],
+)
+def test_the_correction_in_words(settings: tuple[str, ...], summary: str) -> None:
+    cfg = load_config(TranslationConfig, None, [f"rl.{setting}" for setting in settings])
+    assert cfg.correction_summary == summary
+
+
 @pytest.mark.parametrize("spans", ["w_xcomet_span=0", "severity_weights={a: 0}"])
 def test_a_run_without_any_reward_is_refused(spans: str) -> None:
     spans = spans.replace("{a: 0}", "{MINOR: 0, MAJOR: 0, CRITICAL: 0}")

@@ -20,7 +20,7 @@ from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.loss import policy_loss, sequence_normalizer
-from trainer.rl.ratios import sequence_importance_weights
+from trainer.rl.ratios import ImportanceCorrection
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import (
     ForwardOptions,
@@ -163,7 +163,8 @@ def test_the_correction_is_one_weight_a_sequence() -> None:
     old = torch.tensor([[-1.0, -1.0, -9.0], [-1.0, -1.0, -1.0]])
     sampler = torch.tensor([[-1.5, -1.5, 0.0], [-9.0, -9.0, -9.0]])
     mask = torch.tensor([[True, True, False], [True, True, True]])
-    importance_weights = sequence_importance_weights(old, sampler, mask, 2.0)
+    correction = ImportanceCorrection("sequence_truncate", 2.0)
+    importance_weights = GSPO().importance_weights(old, sampler, mask, mask, correction)
     expected = torch.tensor([[0.5, 0.5, 0.5]]).exp()
     torch.testing.assert_close(importance_weights, torch.cat([expected, torch.full((1, 3), 2.0)]))
 

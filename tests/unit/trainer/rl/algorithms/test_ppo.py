@@ -9,7 +9,7 @@ import torch
 
 from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.algorithms.ppo import PPO
-from trainer.rl.ratios import importance_weights
+from trainer.rl.ratios import ImportanceCorrection
 
 ON = torch.tensor([[True, True]])
 
@@ -65,4 +65,5 @@ def test_the_log_ratio_is_clamped_where_the_config_says() -> None:
     batch = TokenBatch(old, torch.tensor([[-1.0]]), torch.tensor([[True]]))
     loss = PPO().loss(new, batch, 1.0, LossWeights(max_log_ratio=2.0))
     assert loss.item() == pytest.approx(math.exp(2))
-    assert importance_weights(new, old, 1e9, 2.0).item() == pytest.approx(math.exp(2))
+    correction = ImportanceCorrection("token_truncate", 1e9, max_log_ratio=2.0)
+    assert correction.weights(new - old).item() == pytest.approx(math.exp(2))

@@ -1,0 +1,199 @@
+"""Test when batches are begun, and what becomes of their failures."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from testing.servers import wait_until
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.rollout import Rollout
+from trainer.runs.ahead import BatchesAhead, BatchesInTurn, open_batches
+from trainer.runs.batch import Batch
+from trainer.runs.buffer import RolloutBuffer
+from trainer.runs.run_log import PhaseTimer
+
+
+class Collecting:
+    """A task whose batches end when the test says so.
+
+    begun: the updates whose batch was begun, in order. held: those that wait for `release`.
+    version: the number of updates of the sampler's weights.
+    """
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.begun: list[int] = []
+        self.held, self.version = held, 0
+        self.ends = {update: threading.Event() for update in range(1, 20)}
+        self.errors: dict[int, Exception] = {}
+        self.missing: dict[int, str] = {}
+        self.should_stop: Any = None
+        self.num_collectors = 0
+
+    def open_collector(self, world: Any, buffer: Any = None, should_stop: Any = None) -> Any:
+        self.should_stop = should_stop
+        self.num_collectors += 1
+        task = self
+
+        class Collector:
+            stop_reason: str | None = None
+
+            def collect(self, sampler: Any, update: int, clock: PhaseTimer) -> Any:
+                version = task.version
+                task.begun.append(update)
+                while task.held and not task.ends[update].wait(0.01):
+                    if should_stop is not None and should_stop():
+                        return None
+                if update in task.errors:
+                    raise task.errors[update]
+                self.stop_reason = task.missing.get(update)
+                if self.stop_reason is not None:
+                    return None
+                clock.lap("rollout_s")
+                return Batch([rollout(version)], [update], [0])
+
+        return Collector()
+
+
+def rollout(version: int) -> Rollout:
+    return Rollout(
+        group=0,
+        prompt_input_ids=[1],
+        completion_token_ids=[2],
+        finish_reason="eos",
+        old_logprobs=[-1.0],
+        weight_versions=[version],
+    )
+
+
+def opened(task: Collecting, tmp_path: Any, staleness: int, engine: str, done: int = 0) -> Any:
+    rl = SimpleNamespace(max_staleness=staleness, num_updates=8)
+    cfg = SimpleNamespace(
+        rl=rl,
+        misc=SimpleNamespace(run_dir=str(tmp_path)),
+        generation=SimpleNamespace(engine=engine),
+        corrects_importance=True,
+    )
+    cfg.rl.makes_own_logprobs, cfg.rl.kl_in = True, "loss"
+    run = SimpleNamespace(
+        cfg=cfg,
+        done=done,
+        world=DistributedContext(torch.device("cpu")),
+        sampler=None,
+        learner=SimpleNamespace(reference=None),
+        shutdown=SimpleNamespace(signal_number=0),
+    )
+    return open_batches(run, task, task.open_collector(run.world)), run
+
+
+def test_without_staleness_a_batch_begins_with_its_update(tmp_path):
+    task = Collecting()
+    batches, _ = opened(task, tmp_path, 0, "vllm")
+    assert isinstance(batches, BatchesInTurn)
+    for update in range(1, 9):
+        batch = batches.take(update, PhaseTimer())
+        assert batch.rewards == [update] and task.begun == list(range(1, update + 1))
+        assert batch.rollouts[0].old_logprobs == [-1.0]  # the collector has set them
+    assert not (tmp_path / "buffer").exists()
+
+
+@pytest.mark.parametrize("staleness", [1, 2, 4])
+def test_a_batch_begins_as_soon_as_the_bound_allows_and_not_before(tmp_path, staleness):
+    task = Collecting(held=True)
+    batches, _ = opened(task, tmp_path, staleness, "vllm")
+    assert isinstance(batches, BatchesAhead)
+    for update in range(1, 9):
+        task.version = update - 1
+        task.ends[update].set()
+        clock = PhaseTimer()
+        batch = batches.take(update, clock)
+        assert batch.rewards == [update] and {"waited_s", "rollout_s"} <= set(clock.seconds)
+        begun_at = batch.rollouts[0].weight_versions[0]
+        assert begun_at == max(0, update - 1 - staleness) and batch.dropped_stale == 0
+        due = min(update + staleness, 8)
+        wait_until(lambda due=due: len(task.begun) == due)
+        assert sorted(task.begun) == list(range(1, due + 1))
+        # the sampler's log-probabilities are kept for the correction
+        assert batch.rollouts[0].sampler_logprobs == [-1.0]
+    batches.close()
+
+
+def test_the_batch_of_an_update_is_its_own_whichever_ends_first(tmp_path):
+    task = Collecting(held=True)
+    batches, _ = opened(task, tmp_path, 2, "vllm")
+    taken: list[int] = []
+    reader = threading.Thread(
+        target=lambda: taken.extend(batches.take(1, PhaseTimer()).rewards), daemon=True
+    )
+    reader.start()
+    task.ends[3].set()
+    task.ends[2].set()
+    wait_until(lambda: len(task.begun) == 3)
+    assert taken == []
+    task.ends[1].set()
+    reader.join(10)
+    assert taken == [1]
+    assert batches.take(2, PhaseTimer()).rewards == [2]
+    batches.close()
+
+
+def test_a_process_that_samples_and_learns_collects_in_turn_so_many_updates_early(tmp_path):
+    task = Collecting()
+    batches, _ = opened(task, tmp_path, 2, "generate")
+    for update in range(1, 9):
+        task.version = update - 1
+        batch = batches.take(update, PhaseTimer())
+        assert task.begun == list(range(1, min(update + 2, 8) + 1))
+        assert batch.rollouts[0].weight_versions == [max(0, update - 3)]
+
+
+@pytest.mark.parametrize("engine", ["generate", "vllm"])
+def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path, engine):
+    buffer = RolloutBuffer(tmp_path, 0)
+    for update in (4, 5, 6):
+        buffer.append(update, {})
+    task = Collecting()
+    batches, _ = opened(task, tmp_path, 1, engine, done=5)
+    assert [path.name for path in sorted(buffer.folder.iterdir())] == ["update-000006-0.jsonl"]
+    assert batches.take(6, PhaseTimer()).rewards == [6]
+    batches.saved(6)
+    assert not list(buffer.folder.iterdir())
+    batches.close()
+
+
+def test_an_error_of_a_thread_is_raised_at_its_update(tmp_path):
+    task = Collecting()
+    task.errors[2] = ZeroDivisionError("of batch 2")
+    batches, _ = opened(task, tmp_path, 2, "vllm")
+    assert batches.take(1, PhaseTimer()).rewards == [1]
+    with pytest.raises(ZeroDivisionError, match="of batch 2"):
+        batches.take(2, PhaseTimer())
+    batches.close()
+
+
+def test_a_batch_without_rewards_ends_the_run_at_its_update_with_its_reason(tmp_path):
+    task = Collecting()
+    task.missing[2] = "update 2 has no rewards"
+    batches, _ = opened(task, tmp_path, 2, "vllm")
+    assert batches.take(1, PhaseTimer()) is not None and batches.stop_reason is None
+    assert batches.take(2, PhaseTimer()) is None
+    assert batches.stop_reason == "update 2 has no rewards"
+    batches.close()
+
+
+def test_a_signal_ends_all_batches_and_close_ends_the_threads(tmp_path):
+    task = Collecting(held=True)
+    batches, run = opened(task, tmp_path, 2, "vllm")
+    run.shutdown.signal_number = 15
+    assert batches.take(1, PhaseTimer()) is None and batches.stop_reason is None
+    batches.close()
+    task = Collecting(held=True)
+    batches, run = opened(task, tmp_path, 2, "vllm")
+    task.ends[1].set()
+    assert batches.take(1, PhaseTimer()) is not None
+    batches.close()  # batches 2 and 3 still wait
+    assert task.should_stop() is True

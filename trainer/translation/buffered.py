@@ -1,0 +1,108 @@
+"""The samples of a batch on their way to rewards, and how they are kept on disk until then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from scorekit.schemas import Failed, Scored
+from trainer.runs.batch import is_stale
+from trainer.runs.buffer import RolloutBuffer
+from trainer.translation.config import TranslationConfig
+from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup, Scores
+from trainer.translation.rollouts import TranslationRollout
+
+_RESULTS = TypeAdapter(dict[str, list[Scored | Failed]])
+
+
+class PendingGroup:
+    """The samples of one prompt, and their scores when they are there.
+
+    was_stored: whether the scores were in the buffer.
+    """
+
+    def __init__(self, rollouts: list[TranslationRollout], stored: Scores | None = None) -> None:
+        self.rollouts, self._stored = rollouts, stored
+        self._pending: SampleGroup | None = None
+
+    @property
+    def index(self) -> int:
+        """Return the index of its prompt in the batch."""
+        return self.rollouts[0].group
+
+    @property
+    def was_stored(self) -> bool:
+        """Return whether the scores were in the buffer."""
+        return self._stored is not None
+
+    def submit(self, batch: RewardBatch) -> None:
+        """Request the scores, unless they are stored."""
+        if self._stored is None:
+            self._pending = batch.submit([rollout.scored_text for rollout in self.rollouts])
+
+    def scores(self) -> Scores:
+        """Return the scores, after waiting for them. Raises what `SampleGroup.result` raises."""
+        if self._stored is not None:
+            return self._stored
+        assert self._pending is not None, "submit it first"
+        return self._pending.result()
+
+
+class BufferedSamples:
+    """The samples and scores of a run's batches in its buffer.
+
+    dropped: number of samples of the last `read` that were too old to learn from.
+    """
+
+    def __init__(self, buffer: RolloutBuffer, cfg: TranslationConfig) -> None:
+        self._buffer, self._cfg, self.dropped = buffer, cfg, 0
+
+    def store_rollouts(self, update: int, rollouts: Sequence[TranslationRollout]) -> None:
+        """Keep the samples of a prompt."""
+        rows = [asdict(rollout) for rollout in rollouts]
+        self._buffer.append(update, {"group": rollouts[0].group, "rollouts": rows})
+
+    def store_scores(self, update: int, group: PendingGroup, scores: Scores) -> None:
+        """Keep the scores of a prompt's samples, unless asking again may give others."""
+        results = scores.results
+        if any(
+            isinstance(result, Failed) and result.error.retryable
+            for of_service in results.values()
+            for result in of_service
+        ):
+            return
+        stored = _RESULTS.dump_python(results, mode="json")
+        self._buffer.append(update, {"group": group.index, "scores": stored})
+
+    def read(self, update: int, indices: Sequence[int]) -> list[PendingGroup]:
+        """Return the stored groups of these prompts that are not too old.
+
+        If this process samples, they are returned only if none is missing: the batch's random
+        stream then gives the same samples again.
+        """
+        rollouts: dict[int, list[TranslationRollout]] = {}
+        scores: dict[int, Scores] = {}
+        for row in self._buffer.read(update):
+            if row["group"] not in indices:
+                continue
+            if "rollouts" in row:
+                rollouts[row["group"]] = [_rollout(fields) for fields in row["rollouts"]]
+                scores.pop(row["group"], None)
+            else:
+                scores[row["group"]] = Scores(_RESULTS.validate_python(row["scores"]))
+        limit = self._cfg.rl.max_staleness
+        stale = {
+            i for i, group in rollouts.items() if any(is_stale(r, update, limit) for r in group)
+        }
+        self.dropped = sum(len(rollouts.pop(index)) for index in stale)
+        samples_again = self._cfg.generation.engine == "generate" and len(rollouts) < len(indices)
+        kept: list[int] = [] if samples_again else sorted(rollouts)
+        return [PendingGroup(rollouts[index], scores.get(index)) for index in kept]
+
+
+def _rollout(fields: dict[str, Any]) -> TranslationRollout:
+    offsets = [(start, end) for start, end in fields["token_char_offsets"]]
+    return TranslationRollout(**{**fields, "token_char_offsets": offsets})
