@@ -18,7 +18,8 @@ from testing.servers import running_service
 from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.engines.vllm import VLLMSampler, probe_server
+from trainer.rl.engines.vllm import VLLMSampler
+from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import stop_token_ids
@@ -128,9 +129,9 @@ def test_greedy_and_sampled_outputs_follow_a_large_update(
     outputs = []
     for update in (0, 1):
         completions = dict(sampler.sample(prompts, greedy, with_logprobs=False))
-        expected = dict(
-            GenerateSampler(model, tokenizer).sample(prompts, greedy, with_logprobs=False)
-        )
+        local_sampler = GenerateSampler(model, tokenizer)
+        local_sampler.sync_weights(model, update)
+        expected = dict(local_sampler.sample(prompts, greedy, with_logprobs=False))
         assert sum(completions[i] == expected[i] for i in expected) >= 30
         assert gap(sampler, model, prompts, cfg) < SMALL
         samples = [dict(sampler.sample(prompts, cfg.generation, seed=7)) for _ in range(2)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,12 @@ class VLLMStub:
     """A fake vLLM server.
 
     policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
-    ("lora", "dev") or images ("images"). processor: what makes patches of images. failures:
-    statuses of the next completions in turn; 0 cuts the answer. blocked_prompts: first ids of
-    prompts that wait for `release`. bodies: the requests for completions.
+    ("lora", "dev"), images ("images"), or ids alone, with labels ("ids"). processor: what makes
+    patches of images. failures: statuses of the next completions in turn; 0 cuts the answer.
+    blocked_prompts: first ids of prompts that wait for `release`, before their token number
+    `blocked_token`. entered: how many have waited there. bodies: the requests for completions.
+    is_hanging: requests to /v1 and /inference get no answer. refuses_weights: the status of all
+    requests that load some, if any. mid_reload: called when weights are loaded, and not labelled.
     """
 
     def __init__(
@@ -44,7 +49,12 @@ class VLLMStub:
         self.policy, self.mode, self.processor = policy, mode, processor
         self.failures: list[int] = []
         self.blocked_prompts: set[int] = set()
+        self.blocked_token = 0
+        self.entered = 0
         self.release = threading.Event()
+        self.is_hanging = False
+        self.refuses_weights: int | None = None
+        self.mid_reload: Callable[[], None] = lambda: None
         self.bodies: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
         self._changing = threading.Lock()  # a request sees a server before its restart, or after
@@ -53,7 +63,7 @@ class VLLMStub:
         self.app.middleware("http")(self._guard)
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/completions")(self.completions)
-        if "images" in routes:
+        if "images" in routes or "ids" in routes:
             self.app.post("/inference/v1/generate")(self.generate)
         if "lora" in routes:
             self.app.post("/v1/load_lora_adapter")(self.load_adapter)
@@ -63,23 +73,48 @@ class VLLMStub:
             self.app.post("/update_weight_version")(self.name_version)
             self.app.post("/collective_rpc")(self.reload)
             self.app.post("/reset_{cache}_cache")(self.reset)
+            self.app.get("/is_paused")(lambda: {"is_paused": self.is_paused})
+            self.app.post("/pause")(self.pause)
+            self.app.post("/resume")(self.resume)
 
     def restart(self, *failures: int) -> None:
         """Drop everything but the model that it was started with, and add these `failures`."""
         model = _load(self.policy)
         with self._changing:
+            self.is_dead = self.is_paused = False
+            self.life = getattr(self, "life", 0) + 1
             self.model: nn.Module = model
             self.adapters: dict[str, nn.Module] = {}
             self.version = "default"
             self.half_forgotten: set[str] = set()
             self.failures += failures
 
+    def kill(self) -> None:
+        """Cut all answers, also those to requests in flight, until it is restarted."""
+        self.is_dead = True
+
     async def _guard(self, request: Request, call_next: Any) -> Response:
         path = request.url.path
         self.calls[path] += 1
+        while self.is_hanging and not self.is_dead and path.startswith(("/v1", "/inference")):
+            await asyncio.sleep(0.01)
+        if self.is_dead:
+            return _cut()
         if path.startswith("/v1") and request.headers.get("authorization") != f"Bearer {KEY}":
             return _refusal(401, "Unauthorized")
-        return await call_next(request)
+        life = self.life
+        answer = await call_next(request)
+        return _cut() if self.is_dead or self.life != life else answer
+
+    def pause(self, mode: str) -> dict[str, str]:
+        assert mode == "keep"
+        with self._changing:
+            self.is_paused = True
+        return {"status": "paused"}
+
+    def resume(self) -> dict[str, str]:
+        self.is_paused = False
+        return {"status": "resumed"}
 
     def models(self) -> dict[str, Any]:
         adapters = [{"id": name, "parent": NAME} for name in self.adapters]
@@ -88,6 +123,10 @@ class VLLMStub:
     def load_adapter(self, body: dict[str, Any]) -> Response:
         if not {"lora_name", "lora_path"} <= body.keys():
             return _refusal(400, "a field is missing")
+        if self.refuses_weights is not None:
+            return _refusal(self.refuses_weights, "no weights now")
+        if body["lora_name"] in self.adapters:
+            return _refusal(400, "the adapter has already been loaded")
         if not Path(body["lora_path"]).is_dir():
             return _refusal(404, f"No adapter found for {body['lora_path']}")
         adapted = PeftModel.from_pretrained(_load(self.policy), body["lora_path"])
@@ -100,7 +139,10 @@ class VLLMStub:
 
     def reload(self, body: dict[str, Any]) -> Response:
         assert body["method"] == "reload_weights"
+        if self.refuses_weights is not None:
+            return _refusal(self.refuses_weights, "no weights now")
         self.model = _load(Path(body["kwargs"]["weights_path"]))
+        self.mid_reload()
         self.half_forgotten = {"mm", "encoder"}  # by the workers, not by the scheduler
         return JSONResponse({"results": [None]})
 
@@ -114,20 +156,19 @@ class VLLMStub:
 
     def completions(self, body: dict[str, Any]) -> Response:
         self.bodies.append(body)
-        if body["prompt"][0] in self.blocked_prompts:
-            self.release.wait(PATIENCE_S)
+        self._block(body["prompt"], 0)
         with self._changing:
             status = self.failures.pop(0) if self.failures else None
-            model = self.model if body["model"] == NAME else self.adapters.get(body["model"])
-        if status == 0:
-            return StreamingResponse(iter([b"{"]), headers={"content-length": "1000"})
+            adapter = self.adapters.get(body["model"])
         if status is not None:
-            return _refusal(status, "not now")
-        if model is None:
+            return _refusal(status, "not now") if status else _cut()
+        if body["model"] != NAME and adapter is None:
             return _refusal(404, f"The model `{body['model']}` does not exist.")
         if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
             return _refusal(400, f"This model's maximum context length is {CONTEXT} tokens.")
-        choices = [self._choice(model, body, index) for index in range(body.get("n", 1))]
+        choices = [self._choice(adapter, body, index) for index in range(body.get("n", 1))]
+        for choice in choices:
+            del choice["weight_versions"]
         return JSONResponse({"choices": choices})
 
     def generate(self, body: dict[str, Any]) -> Response:
@@ -137,18 +178,23 @@ class VLLMStub:
         if self.half_forgotten:
             return _refusal(500, "Encoder cache miss")  # after which vLLM 0.32 is gone
         self.bodies.append(body)
+        self._block(body["token_ids"], 0)
         with self._changing:
+            status = self.failures.pop(0) if self.failures else None
             model: Any = self.model
-        images = [_decode_image(part["url"]) for part in body["content_parts"]]
-        image_inputs = dict(self.processor(images=images, return_tensors="pt"))
-        left = [int(grid.prod()) // 4 for grid in image_inputs["image_grid_thw"]]
-        image = model.config.image_token_id
+            adapter = self.adapters.get(body["model"])
+        if status is not None:
+            return _refusal(status, "not now") if status else _cut()
+        images = [_decode_image(part["url"]) for part in body.get("content_parts", ())]
+        image_inputs = dict(self.processor(images=images, return_tensors="pt")) if images else {}
+        left = [int(grid.prod()) // 4 for grid in image_inputs.get("image_grid_thw", ())]
+        image = getattr(model.config, "image_token_id", None)
         ids: list[int] = []
         for token_id in body["token_ids"]:
-            ids += [image] * left.pop(0) if token_id == image else [token_id]
-        sampling = {**body["sampling_params"], "prompt": ids}
+            ids += [image] * left.pop(0) if left and token_id == image else [token_id]
+        sampling = {"n": 1, "top_k": 0, "logprobs": None, **body["sampling_params"], "prompt": ids}
         choices = [
-            self._choice(model, sampling, index, image_inputs) for index in range(sampling["n"])
+            self._choice(adapter, sampling, index, image_inputs) for index in range(sampling["n"])
         ]
         for choice in choices:
             if logprobs := choice["logprobs"]:
@@ -159,13 +205,26 @@ class VLLMStub:
 
     @torch.no_grad()
     def _choice(
-        self, model: Any, body: dict[str, Any], index: int, images: dict[str, Any] | None = None
+        self, adapter: Any, body: dict[str, Any], index: int, images: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return one completion: a function of weights, prompt, images, settings, seed, index."""
+        """Return one completion: a function of weights, prompt, images, settings, seed, index.
+
+        adapter: the model with the adapter; None: the model with the weights of each moment.
+        """
         generator = torch.Generator().manual_seed(body["seed"] + index)
         ids: list[int] = []
         logprobs: list[float] = []
-        while len(ids) < body["max_tokens"]:
+        labels: list[str] = []
+        while len(ids) < body["max_tokens"] and not self.is_dead:
+            if ids:
+                self._block(body["prompt"], len(ids))
+            while self.is_paused and not self.is_dead:
+                time.sleep(0.005)
+            with self._changing:
+                if self.is_paused:
+                    continue
+                model: Any = self.model if adapter is None else adapter
+                labels.append(self.version)
             so_far = torch.tensor([[*body["prompt"], *ids]])
             inputs = dict(images or {})
             if images and "mm_token_type_ids" in signature(type(model).forward).parameters:
@@ -182,7 +241,19 @@ class VLLMStub:
             if ids[-1] in body.get("stop_token_ids", ()):
                 break
         logprobs_field = {"token_logprobs": logprobs} if body["logprobs"] is not None else None
-        return {"index": index, "token_ids": ids, "logprobs": logprobs_field}
+        spans: list[dict[str, Any]] = []
+        for number, label in enumerate(labels):
+            if not spans or spans[-1]["version"] != label:
+                spans.append({"version": label, "start": number, "end": number})
+            spans[-1]["end"] += 1
+        choice = {"index": index, "token_ids": ids, "logprobs": logprobs_field}
+        return choice | {"weight_versions": spans}
+
+    def _block(self, prompt: Sequence[int], token: int) -> None:
+        """Wait for `release` before this token, if the test blocks this prompt there."""
+        if prompt[0] in self.blocked_prompts and token == self.blocked_token:
+            self.entered += 1
+            self.release.wait(PATIENCE_S)
 
 
 def _load(folder: Path) -> nn.Module:
@@ -196,6 +267,11 @@ def _decode_image(url: str) -> Image.Image:
     kind, _, data = url.partition(",")
     assert kind == "data:image/png;base64"
     return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def _cut() -> Response:
+    """Return an answer that ends too early."""
+    return StreamingResponse(iter([b"{"]), headers={"content-length": "1000"})
 
 
 def _refusal(status: int, message: str) -> JSONResponse:

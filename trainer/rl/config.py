@@ -6,9 +6,9 @@ prompts, not sequences.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from scorekit.config import Config
 from trainer.config_base import may_change
@@ -77,20 +77,49 @@ class PolicyConfig(Config):
         return self
 
 
-class VLLMConfig(Config):
-    """A running vLLM server as the sampler. Its API key is read from VLLM_API_KEY."""
+def _split_commas(value: Any) -> Any:
+    """Return a list for a comma-separated text; one URL stays as it is."""
+    if isinstance(value, str) and "," in value:
+        return [url.strip() for url in value.split(",") if url.strip()]
+    return value
 
-    url: str | None = Field(None, description="Root of the server, such as http://127.0.0.1:8000.")
-    model: str | None = Field(None, description="Its --served-model-name; null: the only one.")
+
+class VLLMConfig(Config):
+    """Running vLLM servers as the sampler. Their API key is read from VLLM_API_KEY."""
+
+    url: Annotated[str | list[str] | None, BeforeValidator(_split_commas)] = Field(
+        None,
+        description="Root of the server, such as http://127.0.0.1:8000; several: a list, or "
+        "comma-separated. A server that fails is left out until it answers again.",
+    )
+    model: str | None = Field(None, description="Their --served-model-name; null: the only one.")
     sync_dir: str | None = Field(
         None,
-        description="Folder that trainer and server both see, where the policy's weights are "
+        description="Folder that trainer and servers all see, where the policy's weights are "
         "written after each update; null: `sync` in misc.run_dir.",
     )
     concurrency: int = Field(
-        256, ge=1, description="Prompts in flight, of each process of the run."
+        256, ge=1, description="Prompts in flight at each server, of each process of the run."
     )
-    timeout_s: float = Field(600.0, gt=0, description="Seconds that one prompt may take.")
+    timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds that one prompt may take, all attempts together. With several "
+        "servers, one of them may take half of it.",
+    )
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the URLs of all servers."""
+        return [self.url] if isinstance(self.url, str) else list(self.url or ())
+
+    @model_validator(mode="after")
+    def _urls_are_different(self) -> VLLMConfig:
+        roots = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
+        for root in roots:
+            if roots.count(root) > 1:
+                raise ValueError(f"url: {root} is listed twice. List each server once")
+        return self
 
 
 class SamplingConfig(Config):
@@ -115,7 +144,7 @@ class SamplingConfig(Config):
 
     @model_validator(mode="after")
     def _engine_is_named(self) -> SamplingConfig:
-        if self.engine == "vllm" and self.vllm.url is None:
+        if self.engine == "vllm" and not self.vllm.urls:
             raise ValueError("engine vllm: give the server's vllm.url")
         return self
 

@@ -47,6 +47,8 @@ class SeededPrompt:
     temperature: 0 is greedy, which has no log-probabilities.
     max_new_tokens: length of the longest completion.
     seed: of the random stream, which has one uniform number for each sampled token.
+    affinity: prompts that share it begin alike, as the turns of one trajectory do: a sampler of
+    several servers prefers the one that has computed that beginning. It changes no completion.
     """
 
     ids: Sequence[int]
@@ -54,6 +56,7 @@ class SeededPrompt:
     temperature: float
     max_new_tokens: int
     seed: int
+    affinity: str = ""
 
 
 class CompletionFailed(UserError):
@@ -97,7 +100,15 @@ class Sampler(Protocol):
         ...
 
     def sync_weights(self, model: nn.Module, update: int) -> None:
-        """Sample from these weights from now on; called before the first and after each update."""
+        """Sample from these weights from now on; called before the first and after each update.
+
+        update: their version. A vLLM sampler allows this call while other threads sample: a
+        completion that has begun says by its `versions` which tokens have which weights.
+        """
+        ...
+
+    def stats(self) -> dict[str, float | int | None]:
+        """Return stats of this process since the last call, for log.jsonl."""
         ...
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from scorekit.errors import UserError
 from scorekit.report.findings import Findings
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
-from trainer.rl.engines.vllm import probe_server
+from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.policy.tokens import check_tokenizer, stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_peft
 from trainer.runs.cli.machine import check_device, check_memory
@@ -303,4 +303,4 @@ def _first_judge(cfg: SearchConfig) -> str | None:
 def _vllm(cfg: SearchConfig) -> tuple[None, str]:
     server, images = cfg.generation.vllm, cfg.episode.observation == "image"
     served = probe_server(server, adapters=cfg.policy.lora.r > 0, images=images)
-    return None, f"{server.url}: serves {served}"
+    return None, f"{', '.join(server.urls)}: serves {served}"

@@ -12,7 +12,7 @@ from torch import nn
 from scorekit.errors import UserError
 from scorekit.report.findings import Findings
 from trainer.rl.config import PolicyConfig
-from trainer.rl.engines.vllm import probe_server
+from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.policy.tokens import check_tokenizer, embedding_rows, load_tokenizer, stop_token_ids
 from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
@@ -183,4 +183,5 @@ def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
 
 def _vllm(cfg: TranslationConfig) -> tuple[None, str]:
     server = cfg.generation.vllm
-    return None, f"{server.url}: serves {probe_server(server, adapters=cfg.policy.lora.r > 0)}"
+    served = probe_server(server, adapters=cfg.policy.lora.r > 0)
+    return None, f"{', '.join(server.urls)}: serves {served}"

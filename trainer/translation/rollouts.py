@@ -161,6 +161,7 @@ def _rollout(
         token_char_offsets=alignment.offsets,
         finish_reason="eos" if completion.token_ids[-1] in stops else "length",
         old_logprobs=completion.logprobs,
+        weight_versions=completion.versions,
         unaligned_tokens=alignment.unaligned,
         pair=f"{example.src_lang_code}>{example.tgt_lang_code}",
         ref_text=example.ref_text,

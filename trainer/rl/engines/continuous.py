@@ -7,7 +7,7 @@ Shapes: R rows, P tokens of the longest prompt, C columns of the cache, V vocabu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -36,6 +36,7 @@ class CompletionRow:
     stream: TokenStream = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     position_offset: int = 0
 
     def __post_init__(self) -> None:
@@ -51,14 +52,16 @@ class CompletionRow:
         """Return whether the row is neither finished nor cancelled."""
         return not self.queued.future.done()
 
-    def add(self, token_id: int, logprob: float, stops: Collection[int]) -> None:
+    def add(self, token_id: int, logprob: float, version: int, stops: Collection[int]) -> None:
         """Add a token; if it is the last one, the prompt's caller gets the completion."""
         self.token_ids.append(token_id)
+        self.versions.append(version)
         self.logprobs.append(logprob)
         is_full = len(self.token_ids) >= self.queued.prompt.max_new_tokens
         if (token_id in stops or is_full) and not self.queued.future.done():
             logprobs = self.logprobs if self.queued.with_logprobs else None
-            self.queued.future.set_result(SampledCompletion(self.token_ids, logprobs))
+            completion = SampledCompletion(self.token_ids, logprobs, self.versions)
+            self.queued.future.set_result(completion)
 
 
 class ContinuousQueue(PromptQueue):
@@ -75,11 +78,13 @@ class ContinuousQueue(PromptQueue):
         *,
         stops: Collection[int],
         pad_id: int,
+        weight_version: Callable[[], int] = lambda: 0,
     ) -> None:
         """Prepare to run prompts.
 
         model: a transformers model without wrappers, whose cache is mergeable.
         stops: ids that end a completion.
+        weight_version: returns the version of the model's weights.
         """
         super().__init__()
         self._model = model
@@ -87,6 +92,7 @@ class ContinuousQueue(PromptQueue):
         self._batch_size = batch_size
         self._stops = frozenset(stops)
         self._pad_id = pad_id
+        self._weight_version = weight_version
         self._rows: list[CompletionRow] = []
         self._cache: RowCache | None = None
         self._cache_name = str(cache_parameter(model))
@@ -186,9 +192,10 @@ class ContinuousQueue(PromptQueue):
         uniforms = [row.stream.next_uniform() if row.is_running else 0.0 for row in rows]
         temperatures = [row.stream.temperature for row in rows]
         ids, logprobs = self._chooser.choose(logits, uniforms, temperatures)
+        version = self._weight_version()
         for row, token_id, logprob in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
             if row.is_running:
-                row.add(token_id, logprob, self._stops)
+                row.add(token_id, logprob, version, self._stops)
 
     def _remove_finished(self, *, at_once: bool = False) -> None:
         """Remove finished rows from the tensors.

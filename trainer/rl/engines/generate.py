@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class GenerateSampler:
         self.stops = stop_token_ids(unwrap_distributed(model), tokenizer)
         self.pad_id = pad_token_id(unwrap_distributed(model), tokenizer)
         self.banned_token_ids = list(banned_token_ids)
+        self.weight_version = 0
         self._queues: dict[tuple[float, int, int], PromptQueue] = {}
 
     @torch.no_grad()
@@ -111,6 +113,7 @@ class GenerateSampler:
                 gen_cfg.batch_size,
                 stops=self.stops,
                 pad_id=self.pad_id,
+                weight_version=lambda: self.weight_version,
             )
 
         def complete_batch(
@@ -159,10 +162,22 @@ class GenerateSampler:
             {"do_sample": False, "max_new_tokens": max_new_tokens},
             processor,
         )
-        return processor.completions(self.stops, with_logprobs)
+        return [
+            self._with_versions(completion)
+            for completion in processor.completions(self.stops, with_logprobs)
+        ]
 
     def sync_weights(self, model: nn.Module, update: int) -> None:
-        """Do nothing: the model is the one that is trained."""
+        """Note the version of the weights: the model is the one that is trained."""
+        self.weight_version = update
+
+    def stats(self) -> dict[str, float | int | None]:
+        """Return no stats."""
+        return {}
+
+    def _with_versions(self, completion: SampledCompletion) -> SampledCompletion:
+        versions = [self.weight_version] * len(completion.token_ids)
+        return replace(completion, versions=versions)
 
     def close(self) -> None:
         """Do nothing."""
@@ -191,10 +206,13 @@ class GenerateSampler:
         width = max(map(len, prompts))
         completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
         if recorder is None:
-            return [SampledCompletion(completion, None) for completion in completions]
-        rows = recorder.logprobs(output).tolist()
+            rows: list[Any] = [None] * len(completions)
+        else:
+            logprobs = recorder.logprobs(output).tolist()
+            rows = [row[: len(c)] for c, row in zip(completions, logprobs, strict=True)]
         return [
-            SampledCompletion(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)
+            self._with_versions(SampledCompletion(ids, row))
+            for ids, row in zip(completions, rows, strict=True)
         ]
 
     def _run(

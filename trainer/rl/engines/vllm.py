@@ -1,4 +1,4 @@
-"""Sampling by a vLLM server (0.32 or later) over HTTP, which gets the weights after each update.
+"""Sampling by vLLM servers (0.32 or later) over HTTP, which get the weights after each update.
 
     VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_API_KEY=... \\
         vllm serve MODEL --logprobs-mode processed_logprobs --enable-lora --max-lora-rank 16
@@ -7,29 +7,35 @@ MODEL is the folder or hub id that the trainer has in `policy.path`.
 `--logprobs-mode processed_logprobs`: log-probabilities of the distribution that is sampled from,
 with temperature, top_p and top_k applied.
 `--enable-lora`, `--max-lora-rank` and VLLM_ALLOW_RUNTIME_LORA_UPDATING: if `policy.lora.r` > 0.
-VLLM_SERVER_DEV_MODE: if all weights are trained. Its routes need no key, so keep the port private.
-`--enable-scale-out`: if prompts have images. The prompt ids are sent as they are to be read.
+`--max-loras 2`: turns in flight go on with the adapter that they began with; with 1, turns with the
+next one wait for them.
+VLLM_SERVER_DEV_MODE: if all weights are trained: the routes that load weights, and that pause
+(`/pause`, `/resume`), exist only then. They need no key, so keep the port private.
+`--enable-scale-out`: if prompts have images, or all weights are trained while turns are in flight.
+The prompt ids are sent as they are to be read, and the answer says which weights sampled each
+token. Then turns in flight stand still while weights load, and go on with the new ones. Without
+it, no turn begins until all that are in flight have ended and the weights are loaded.
+`--data-parallel-size N`: with `--api-server-count 1`, since an adapter is loaded by one API server.
 On a CPU vLLM packs the head when it starts: a head that is tied to the embeddings is not reloaded.
 
-Weights go through `vllm.sync_dir`, a folder that both sides see under one path. A run has its own
+Weights go through `vllm.sync_dir`, a folder that all sides see under one path. A run has its own
 folder there, named by its run_dir. The next start removes the files of a run that was killed, and
-its adapters on the server. Each update's adapter has its own name: with `load_inplace` vLLM would
+its adapters on the servers. Each update's adapter has its own name: with `load_inplace` vLLM would
 read it from disk at every step. Full weights are reloaded in place. A salt separates the entries of
 vLLM's prefix cache by update. A server that restarts loses all this; the sampler sends the weights
 again.
+
+Several servers: see trainer/rl/engines/vllm_pool.py. One that fails is left out, and takes part
+again when it answers and has the weights.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import shutil
-import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -37,70 +43,28 @@ from uuid import uuid4
 import torch
 from torch import nn
 
-from scorekit.errors import UserError
-from scorekit.files import allow_readers
 from scorekit.net.loop_thread import LoopThread
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.engines.vllm_bodies import Request, completions, request
-from trainer.rl.engines.vllm_http import (
-    VLLMError,
-    VLLMServer,
-    as_user_error,
-    check_server,
-    is_away,
-    retry_until_done,
-)
-from trainer.rl.forward import Image, completion_logprobs
-from trainer.rl.policy.tokens import embedding_rows
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.engines.vllm_agreement import check_agreement, trial_turn
+from trainer.rl.engines.vllm_bodies import Request, request, version_label
+from trainer.rl.engines.vllm_http import as_user_error
+from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
+from trainer.rl.engines.vllm_sync import WeightSync
+from trainer.rl.engines.vllm_turns import Turn, TurnRunner
+from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
+from trainer.rl.forward import Image
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-#: Largest mean |log pi trainer - log pi server| of a token for the same model. Kernels and bfloat16
-#: give hundredths.
-MOST_GAP = 0.3
-#: A server that answered within so many seconds has not restarted since: a start takes longer.
-_RECENT_S = 1.0
-
-
-def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> str:
-    """Return the model's name on the server; loads nothing.
-
-    adapters: whether the server has to accept adapters.
-    images: whether prompts have images.
-    Raises UserError if the server is unavailable, or cannot sample for this run.
-    """
-
-    async def probe() -> str:
-        server = VLLMServer(cfg)
-        try:
-            return await check_server(server, cfg.model, adapters=adapters, images=images)
-        finally:
-            await server.close()
-
-    with as_user_error(cfg):
-        return asyncio.run(probe())
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """The weights that the server has.
-
-    model: the name to sample from.
-    version: unique for these weights, over all runs.
-    """
-
-    model: str
-    folder: Path
-    version: str
 
 
 class VLLMSampler:
-    """Samples from a vLLM server. Requests run in an event loop in its own thread."""
+    """Samples from vLLM servers. Requests run in an event loop in its own thread.
+
+    Several threads may sample while one syncs weights. weights: those of the last sync.
+    """
 
     def __init__(
         self,
@@ -115,7 +79,7 @@ class VLLMSampler:
         banned_token_ids: Sequence[int] = (),
         image_id: int | None = None,
     ) -> None:
-        """Prepare to sample from the server of the config.
+        """Prepare to sample from the servers of the config.
 
         model_name: the result of `probe_server`.
         stops: ids that end a completion.
@@ -131,7 +95,7 @@ class VLLMSampler:
             image_id,
         )
         folder = self.cfg.sync_dir or Path(run_dir) / "sync"
-        # Named by this run_dir: another run may have the same server and sync_dir.
+        # Named by this run_dir: another run may have the same servers and sync_dir.
         owner_key = f"{role} {Path(run_dir).resolve()}"
         self.owner = blake2b(owner_key.encode(), digest_size=6).hexdigest()
         self.folder = Path(folder).expanduser().resolve() / f"scorekit-{self.owner}"
@@ -139,13 +103,16 @@ class VLLMSampler:
         if world.is_main:
             clean(self.folder)
         self.weights: Weights | None = None
-        # The sampler's loop owns the next four. `weights` belongs to the caller, which changes it
-        # between two calls of `sample` only; `_restore` reads it in the loop.
-        self._server = VLLMServer(self.cfg)
-        self._slots = asyncio.Semaphore(self.cfg.concurrency)
-        self._answered_at = float("-inf")
-        self._restoring = asyncio.Lock()
-        self._thread = LoopThread("sampler")
+        self._orders = count()
+        self._removals: set[asyncio.Task[None]] = set()
+        self._thread = LoopThread("sampler")  # its loop owns the next three
+        self._pool = ServerPool(cfg.urls, cfg.concurrency, cfg.timeout_s, self._thread.loop)
+        self._sync = WeightSync(
+            self._pool, adapters=adapters, owner=self.owner, is_main=world.is_main
+        )
+        self._turns = TurnRunner(self._pool, self._sync, self._request)
+        if world.size == 1:
+            self._sync.uses.on_release = self._remove_soon
 
     def sample(
         self,
@@ -158,21 +125,23 @@ class VLLMSampler:
     ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         """Yield completions as `Sampler.sample` says.
 
-        Raises UserError if the server refuses, gives no answer in `timeout_s`, or reads images as
-        other ids than the prompt's.
+        Raises UserError if a server refuses, if none gives an answer in `timeout_s`, or if images
+        are read as other ids than the prompt's.
         """
+        assert self.weights is not None, "call sync_weights first"
         base = int(torch.randint(2**62, ())) if seed is None else seed
-        self._wait(retry_until_done(self._restore))
+        self._wait(self._sync.check_all())
         futures = {}
         for i, prompt in enumerate(prompts):
-            prompt_request = self._request(
+            turn = Turn(
                 prompt,
                 images[i] if images else (),
                 gen_cfg,
                 stream_seed("prompt", base, i),
                 with_logprobs,
+                next(self._orders),
             )
-            futures[self._thread.submit(self._complete(prompt_request))] = i
+            futures[self._thread.submit(self._turns.run(turn))] = i
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -184,6 +153,7 @@ class VLLMSampler:
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> SampledCompletion:
         """Return one completion, as `Sampler.complete` says."""
+        assert self.weights is not None, "call sync_weights first"
         settings = gen_cfg.model_copy(
             update={
                 "temperature": prompt.temperature,
@@ -191,201 +161,131 @@ class VLLMSampler:
                 "num_samples_per_prompt": 1,
             }
         )
-        prompt_request = self._request(
-            prompt.ids, prompt.images, settings, prompt.seed, with_logprobs
+        turn = Turn(
+            prompt.ids,
+            prompt.images,
+            settings,
+            prompt.seed,
+            with_logprobs,
+            next(self._orders),
+            prompt.affinity,
         )
-        (completion,) = await asyncio.wrap_future(
-            self._thread.submit(self._complete(prompt_request, restore=True))
-        )
+        (completion,) = await asyncio.wrap_future(self._thread.submit(self._turns.run(turn)))
         return completion
 
     def sync_weights(self, model: nn.Module, update: int) -> None:
-        """Write the weights, and make the server load them.
+        """Write the weights, and make all servers load them at the same time.
 
-        The first call raises UserError if the server has another model than the trainer.
+        Turns in flight are not lost: with adapters they go on as they began, otherwise see the
+        flags above. A server that does not take the weights is left out.
+        The first call raises UserError if a server has another model than the trainer, or refuses
+        the weights; any call if no server takes them in `timeout_s`.
         """
-        old, version = self.weights, f"{self.run_id}-{update:06d}"
+        old = self.weights
+        version = version_label(self.run_id, update)
         name = f"policy-{version}" if self.by_adapters else self.model_name
-        new = Weights(name, self.folder / f"update-{update:06d}-{self.run_id}", version)
-        self._save(model, new.folder)
+        new = Weights(name, self.folder / f"update-{update:06d}-{self.run_id}", version, update)
+        save_weights(model, new.folder, self.world, adapters=self.by_adapters)
+        if old is None:
+            self._wait(self._sync.prepare_all(self.model_name))
+            if self.by_adapters and self.world.is_main:
+                self._wait(self._sync.unload_all_stale_adapters())
+        self._thread.run(self._sync.drain())
+        needed = set().union(*self.world.gather([self._sync.uses.versions]))
         if self.world.is_main:
-            if old is None and self.by_adapters:
-                self._wait(self._unload_stale_adapters())
-            self._wait(retry_until_done(lambda: self._give(new)))
-        self.weights = self.world.gather([new])[0]  # after the main process has sent them
+            self._wait(self._sync.send(new))
+        new = self.world.gather([new])[0]  # after the main process has sent them
+        self.weights = new
+        self._thread.run(self._adopt(old, new, needed))
         if old is None:
             self._check_agreement(model)
-        elif self.world.is_main:
-            self._remove_weights(old)
+
+    def stats(self) -> dict[str, float | int | None]:
+        """Return stats of this process since the last call.
+
+        sampler_servers: the least number of servers that took part.
+        sampler_moved: turns that were sent to another server after a failure.
+        """
+        return self._thread.run(self._take_stats())
 
     def close(self) -> None:
-        """Unload the last adapter, if the server still answers, and remove all folders."""
+        """Unload the adapters, if the servers still answer, and remove all folders."""
         if self.weights is not None and self.world.is_main:
-            self._remove_weights(self.weights)
+            self._thread.run(self._sync.remove([*self._sync.uses.retired, self.weights]))
             clean(self.folder)
-        self._thread.stop(self._server.close)
+        self._thread.stop(self._pool.close)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the sampler's loop and return its result."""
-        return self._thread.run(self._in_time(work))
+        """Run a coroutine in the sampler's loop, in at most `timeout_s`, and return its result."""
 
-    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result in at most `timeout_s`; errors that a user can fix are UserErrors."""
-        try:
-            with as_user_error(self.cfg):
+        async def in_time() -> T:
+            with as_user_error(", ".join(self.cfg.urls)):
                 return await asyncio.wait_for(work, self.cfg.timeout_s)
+
+        try:
+            return self._thread.run(in_time())
         except TimeoutError:
             raise CompletionFailed(
-                f"generation.vllm.url: {self.cfg.url} gave no answer in timeout_s = "
+                f"generation.vllm.url: {', '.join(self.cfg.urls)} gave no answer in timeout_s = "
                 f"{self.cfg.timeout_s:g} seconds, all attempts together"
             ) from None
 
-    # -- completions -------------------------------------------------------------------------------
-
-    def _request(
-        self,
-        ids: Sequence[int],
-        images: Sequence[Image],
-        gen_cfg: SamplingConfig,
-        seed: int,
-        with_logprobs: bool,
-    ) -> Request:
-        assert self.weights is not None, "call sync_weights first"
+    def _request(self, turn: Turn, weights: Weights, has_labels: bool) -> Request:
         return request(
-            ids,
-            images,
-            gen_cfg,
-            model=self.weights.model,
-            salt=self.weights.version,
-            seed=seed,
+            turn.ids,
+            turn.images,
+            turn.gen_cfg,
+            model=weights.model,
+            version=weights.version,
+            has_labels=has_labels,
+            seed=turn.seed,
             stops=self.stops,
             banned_token_ids=self.banned_token_ids,
             image_id=self.image_id,
-            with_logprobs=with_logprobs,
+            with_logprobs=turn.with_logprobs,
         )
 
-    async def _complete(
-        self, prompt_request: Request, *, restore: bool = False
-    ) -> list[SampledCompletion]:
-        """Return the completions of one prompt.
-
-        restore: make sure first that the server has the weights, unless it answered just now.
-        """
-        async with self._slots:
-            if restore and time.monotonic() - self._answered_at > _RECENT_S:
-                await self._in_time(retry_until_done(lambda: self._restore(_RECENT_S)))
-            answer = await self._in_time(self._ask_until_answered(prompt_request))
-        return completions(answer, prompt_request, str(self.cfg.url))
-
-    async def _ask_until_answered(self, prompt_request: Request) -> Any:
-        """Return the answer, with as many attempts as it takes.
-
-        Each new attempt first makes sure that the server has the weights.
-        """
-        failed = False
-
-        async def attempt() -> Any:
-            nonlocal failed
-            if failed:
-                await self._restore()
-            failed = True
-            answer = await self._server.ask("POST", prompt_request.route, prompt_request.body)
-            self._answered_at = time.monotonic()
-            return answer
-
-        def should_retry(error: BaseException) -> bool:
-            # 404: the adapter is not loaded; 500: the server is failing
-            return is_away(error) or (isinstance(error, VLLMError) and error.status in (404, 500))
-
-        return await retry_until_done(attempt, should_retry)
+    async def _take_stats(self) -> dict[str, float | int | None]:
+        num_moved, self._turns.num_moved = self._turns.num_moved, 0
+        return {"sampler_servers": self._pool.take_min_servers(), "sampler_moved": num_moved}
 
     # -- weights -----------------------------------------------------------------------------------
 
-    async def _give(self, weights: Weights) -> None:
-        if self.by_adapters:
-            await self._server.load_adapter(weights.folder, weights.model)
-        else:
-            await self._server.reload(weights.folder, weights.version)
+    async def _adopt(self, old: Weights | None, new: Weights, needed: set[str]) -> None:
+        """Use new weights from now on, and remove those that no request needs any more.
 
-    async def _unload_stale_adapters(self) -> None:
-        """Unload adapters that an earlier start, which was killed, has loaded."""
-        for name in await self._server.models():
-            if name.startswith(f"policy-{self.owner}-"):
-                await self._server.unload_adapter(name)
-
-    async def _restore(self, recent_s: float = 0.0) -> None:
-        """Send the weights to the server again if it has lost them.
-
-        recent_s: do not ask a server that answered within so many seconds.
+        needed: versions that requests of any process needed when the new ones were sent.
         """
-        weights = self.weights
-        assert weights is not None, "call sync first"
-        async with self._restoring:
-            if time.monotonic() - self._answered_at < recent_s:  # another prompt has just asked it
-                return
-            if self.by_adapters:
-                has_them = weights.model in await self._server.models()
-            else:
-                has_them = await self._server.weight_version() == weights.version
-            if not has_them:
-                log.warning("%s has lost the policy's weights. They are sent again.", self.cfg.url)
-                await self._give(weights)
-            self._answered_at = time.monotonic()
-
-    def _save(self, model: nn.Module, folder: Path) -> None:
-        """Write the weights as a folder that appears complete, by a rename."""
-        bare: Any = unwrap_distributed(model)
-        options: dict[str, Any] = {}
-        if self.world.is_sharded:  # every process takes part
-            options["state_dict"] = self.world.full_weights(model)
-        if not self.world.is_main:
+        self._sync.adopt(new)
+        if old is None or not self.world.is_main:
             return
-        if self.by_adapters:
-            options["save_embedding_layers"] = False
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        bare.save_pretrained(partial, **options)
-        allow_readers(partial)  # vLLM may run under another user
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        uses = self._sync.uses
+        if self.world.size == 1:
+            uses.retired.append(old)
+            await self._sync.remove(uses.take_unneeded(uses.versions))
+        else:  # another process may just have sent a request with the old ones
+            await self._sync.remove(uses.take_unneeded(needed))
+            uses.retired.append(old)
 
-    def _remove_weights(self, weights: Weights) -> None:
-        """Remove old weights; the run goes on if the server does not answer."""
-        if self.by_adapters:
-            try:
-                self._wait(self._server.unload_adapter(weights.model))
-            except UserError as error:
-                log.warning("%s keeps the adapter of an earlier update: %s", self.cfg.url, error)
-        shutil.rmtree(weights.folder, ignore_errors=True)
+    def _remove_soon(self) -> None:
+        """Remove retired weights whose last request has ended."""
+        uses = self._sync.uses
+        if unneeded := uses.take_unneeded(uses.versions):
+            task = asyncio.get_running_loop().create_task(self._sync.remove(unneeded))
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
 
     def _check_agreement(self, model: nn.Module) -> None:
-        """Raise UserError if the server's log-probabilities are those of another model."""
-        rows = min(embedding_rows(unwrap_distributed(model)), 2**15)
-        prompt = [(7919 * i) % rows for i in range(1, 17)]
-        gen_cfg = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
-        ((_, samples),) = self.sample([prompt], gen_cfg, seed=0)
-        completion_ids = [sample.token_ids for sample in samples]
-        with torch.no_grad():
-            trainer_logprobs, _, mask = completion_logprobs(
-                model, [prompt] * 4, completion_ids, 1.0, 0, banned_token_ids=self.banned_token_ids
-            )
-        server_logprobs = torch.tensor(
-            [value for sample in samples for value in sample.logprobs or ()]
-        )
-        gap = (trainer_logprobs[mask].cpu() - server_logprobs).abs().mean().item()
-        if gap > MOST_GAP:
-            raise UserError(
-                f"generation.vllm.url: {self.cfg.url} serves another model than the policy: their "
-                f"log-probabilities differ by {gap:.2f} a token. Start it with policy.path"
-            )
-        log.info("vLLM and trainer differ by %.4f in a token's log-probability", gap)
+        """Raise UserError if a server's log-probabilities are those of another model."""
+        turn = trial_turn(model)
 
+        async def ask(server: PooledServer) -> list[SampledCompletion]:
+            return await self._turns.complete_at(server, turn)
 
-def clean(folder: Path) -> None:
-    """Remove weight folders of a run that was killed; other folders are left alone."""
-    for stale_dir in [*folder.glob("update-*-*"), *folder.glob(".update-*-*.partial")]:
-        if stale_dir.is_dir() and not stale_dir.is_symlink():
-            log.info("removing %s, which an earlier start left", stale_dir)
-            shutil.rmtree(stale_dir, ignore_errors=True)
-    with suppress(OSError):  # the folder does not exist, or has other files
-        folder.rmdir()
+        async def ask_all() -> dict[str, list[SampledCompletion]]:
+            servers = self._pool.up
+            groups = await asyncio.gather(*map(ask, servers))
+            return {server.url: group for server, group in zip(servers, groups, strict=True)}
+
+        groups = self._wait(ask_all())
+        check_agreement(model, turn.ids, groups, self.banned_token_ids)

@@ -1,7 +1,8 @@
 """Request and response bodies for completions of a vLLM server, by either of its routes.
 
 Texts go to `/v1/completions`, which ignores images silently. Prompts with images go to
-`/inference/v1/generate`, which takes ids, too, with one id for each image, and expands that id
+`/inference/v1/generate`, and so do all prompts of a run that trains all weights, if the server says
+there which weights sampled each token. That route takes one id for each image, and expands that id
 itself. An image that has all its ids there would be expanded once more, and be another prompt: so
 the ids that the server read are requested and compared.
 """
@@ -20,7 +21,7 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import Image
 from trainer.rl.sampler import CompletionFailed, SampledCompletion
 
-TEXT_ROUTE, IMAGE_ROUTE = "/v1/completions", "/inference/v1/generate"
+TEXT_ROUTE, IDS_ROUTE = "/v1/completions", "/inference/v1/generate"
 #: The server allows no lower bias; it rounds the probability to 0.
 _BARRED = -100.0
 
@@ -31,12 +32,37 @@ class Request:
 
     ids: all that the model is to read.
     n: number of completions.
+    version: of the weights, as the server labels them (`version_label`).
+    has_labels: whether the server says which weights sampled each token, since they may change
+    before the end; else all tokens have this version.
     """
 
     route: str
     body: dict[str, Any]
     ids: list[int]
     n: int
+    version: str
+    has_labels: bool
+
+
+class UnknownWeights(Exception):
+    """A completion was sampled with weights that are not this run's: the server has lost them."""
+
+
+def version_label(run_id: str, update: int) -> str:
+    """Return the name of weights, unique over all runs."""
+    return f"{run_id}-{update:06d}"
+
+
+def update_of(label: str, version: str) -> int:
+    """Return the update of a label, if it is of the same run as `version`.
+
+    Raises UnknownWeights if it is not.
+    """
+    run_id, _, update = label.rpartition("-")
+    if run_id != version.rpartition("-")[0] or not update.isdigit():
+        raise UnknownWeights(f"tokens were sampled with weights {label!r}, not with this run's")
+    return int(update)
 
 
 def request(
@@ -45,7 +71,8 @@ def request(
     gen_cfg: SamplingConfig,
     *,
     model: str,
-    salt: str,
+    version: str,
+    has_labels: bool,
     seed: int,
     stops: Sequence[int],
     banned_token_ids: Sequence[int],
@@ -54,7 +81,8 @@ def request(
 ) -> Request:
     """Return a request with every field that settings of the server or model could fill.
 
-    salt: separates the prefix cache.
+    version: of the weights, which separates the prefix cache, too.
+    has_labels: whether the server says which weights sampled each token.
     banned_token_ids: ids that must not be sampled.
     image_id: the id that stands for a part of an image.
     """
@@ -75,17 +103,15 @@ def request(
     }
     if banned_token_ids:
         sampling["logit_bias"] = {str(token_id): _BARRED for token_id in banned_token_ids}
-    common_fields = {"model": model, "cache_salt": salt, "return_token_ids": True}
-    if not images:
-        body = {**common_fields, **sampling, "prompt": list(ids)}
-        return Request(TEXT_ROUTE, body, list(ids), gen_cfg.num_samples_per_prompt)
-    body = {
-        **common_fields,
-        "token_ids": _collapse_image_ids(ids, image_id),
-        "content_parts": [{"type": "image_url", "url": _data_url(image)} for image in images],
-        "sampling_params": sampling,
-    }
-    return Request(IMAGE_ROUTE, body, list(ids), gen_cfg.num_samples_per_prompt)
+    common_fields = {"model": model, "cache_salt": version, "return_token_ids": True}
+    route, body = IDS_ROUTE, {**common_fields, "token_ids": list(ids), "sampling_params": sampling}
+    if images:
+        parts = [{"type": "image_url", "url": _data_url(image)} for image in images]
+        body |= {"token_ids": _collapse_image_ids(ids, image_id), "content_parts": parts}
+    elif not has_labels:
+        route, body = TEXT_ROUTE, {**common_fields, **sampling, "prompt": list(ids)}
+    samples = gen_cfg.num_samples_per_prompt
+    return Request(route, body, list(ids), samples, version, has_labels)
 
 
 def _collapse_image_ids(ids: Sequence[int], image_id: int | None) -> list[int]:
@@ -102,12 +128,14 @@ def completions(answer: Any, prompt_request: Request, url: str) -> list[SampledC
     """Return the completions of one prompt.
 
     Raises CompletionFailed if the server at `url` gave others than were requested, UserError if it
-    reads images as other ids.
+    reads images as other ids, UnknownWeights if it used weights that are not this run's.
     """
     try:
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        sampled = [_sampled(choice) for choice in choices]
-        if prompt_request.route == IMAGE_ROUTE and answer["prompt_token_ids"] != prompt_request.ids:
+        sampled = [_sampled(choice, prompt_request) for choice in choices]
+        if "content_parts" in prompt_request.body and (
+            answer["prompt_token_ids"] != prompt_request.ids
+        ):
             raise UserError(
                 f"generation.vllm.url: {url} reads a prompt with images as "
                 f"{len(answer['prompt_token_ids'])} ids, the trainer as {len(prompt_request.ids)}: "
@@ -127,14 +155,24 @@ def completions(answer: Any, prompt_request: Request, url: str) -> list[SampledC
     return sampled
 
 
-def _sampled(choice: dict[str, Any]) -> SampledCompletion:
+def _sampled(choice: dict[str, Any], prompt_request: Request) -> SampledCompletion:
+    ids = [int(token_id) for token_id in choice["token_ids"]]
+    version = prompt_request.version
+    versions = [update_of(version, version)] * len(ids)
+    if prompt_request.has_labels:
+        spans = [
+            (span["version"], span["end"] - span["start"]) for span in choice["weight_versions"]
+        ]
+        versions = [
+            update for label, count in spans for update in [update_of(label, version)] * count
+        ]
     logprobs = choice["logprobs"]
     if logprobs is not None and "content" in logprobs:
         logprobs = [token["logprob"] for token in logprobs["content"]]
     elif logprobs is not None:
         logprobs = logprobs["token_logprobs"]
     values = None if logprobs is None else [float(value) for value in logprobs]
-    return SampledCompletion([int(token_id) for token_id in choice["token_ids"]], values)
+    return SampledCompletion(ids, values, versions)
 
 
 def _check(completion: SampledCompletion, prompt_request: Request, url: str) -> None:
@@ -150,5 +188,7 @@ def _check(completion: SampledCompletion, prompt_request: Request, url: str) -> 
         problem = f"{len(logprobs)} log-probabilities for {len(ids)} ids"
     elif logprobs is not None and not all(isfinite(value) for value in logprobs):
         problem = "log-probabilities that are not finite"
+    elif completion.versions is None or len(completion.versions) != len(ids):
+        problem = f"{len(completion.versions or ())} weight versions for {len(ids)} ids"
     if problem is not None:
         raise CompletionFailed(f"generation.vllm.url: {url} gave {problem}")

@@ -1,7 +1,8 @@
-"""HTTP client of a vLLM server: the served models, sampling, and loading weights."""
+"""HTTP client of a vLLM server: the served models, sampling, loading weights, and pauses."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator
@@ -10,21 +11,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from tenacity import RetryCallState
+from tenacity import RetryCallState, stop_after_attempt, stop_never
 
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.net.answers import read_whole
 from scorekit.net.retry import failure_of, retrying
 from scorekit.net.tls import ssl_context
-from trainer.rl.config import VLLMConfig
-from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
+from trainer.rl.engines.vllm_bodies import IDS_ROUTE, TEXT_ROUTE, UnknownWeights
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: The server loads a model, restarts, or has too many requests.
 _TRANSIENT_STATUS = (429, 502, 503, 504)
+#: Seconds to resume a server in, whatever has happened before.
+_RESUME_S = 60.0
 
 
 class VLLMError(Exception):
@@ -45,41 +47,59 @@ def is_away(error: BaseException) -> bool:
     )
 
 
-async def retry_until_done(
-    call: Callable[[], Awaitable[T]], is_transient: Callable[[BaseException], bool] = is_away
+def may_sample_later(error: BaseException) -> bool:
+    """Return whether the same prompt may succeed a little later.
+
+    404: the adapter is not loaded; 500: the server is failing.
+    """
+    is_status = isinstance(error, VLLMError) and error.status in (404, 500)
+    return is_away(error) or is_status or isinstance(error, UnknownWeights)
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    is_transient: Callable[[BaseException], bool] = is_away,
+    *,
+    url: str,
+    attempts: int | None = None,
 ) -> T:
-    """Return the result of `call`, with as many attempts as it takes; the caller sets a limit."""
+    """Return the result of `call`.
+
+    attempts: the most of them; None: as many as it takes, and the caller sets a limit.
+    """
 
     def log_attempt(state: RetryCallState) -> None:
-        log.warning("vLLM failed (attempt %d): %s", state.attempt_number, failure_of(state))
+        # With a limit, the caller says what comes of it.
+        level = logging.WARNING if attempts is None else logging.INFO
+        log.log(level, "%s failed (attempt %d): %s", url, state.attempt_number, failure_of(state))
 
-    async for attempt in retrying(is_transient, note=log_attempt):
+    stop = stop_never if attempts is None else stop_after_attempt(attempts)
+    async for attempt in retrying(is_transient, stop=stop, note=log_attempt):
         with attempt:
             return await call()
     raise AssertionError  # unreachable: the loop ends with a return or an error
 
 
 @contextmanager
-def as_user_error(cfg: VLLMConfig) -> Iterator[None]:
+def as_user_error(url: str) -> Iterator[None]:
     """Turn an error of the server, or a missing answer, into a UserError."""
     try:
         yield
     except VLLMError as error:
         hint = "; its key is read from VLLM_API_KEY" if error.status in (401, 403) else ""
-        raise UserError(f"generation.vllm.url: {cfg.url}: {error}{hint}") from None
+        raise UserError(f"generation.vllm.url: {url}: {error}{hint}") from None
     except httpx.HTTPError as error:
         raise UserError(
-            f"generation.vllm.url: cannot connect to {cfg.url}. Start the vLLM server or "
+            f"generation.vllm.url: cannot connect to {url}. Start the vLLM server or "
             f"correct the URL ({error or type(error).__name__})"
         ) from None
 
 
 class VLLMServer:
-    """One server; use it in one event loop. Raises `Refused` and httpx's errors."""
+    """One server; use it in one event loop. Raises VLLMError and httpx's errors."""
 
-    def __init__(self, cfg: VLLMConfig) -> None:
-        assert cfg.url is not None  # the config has checked it
-        self.url = checked_url(cfg.url).rstrip("/").removesuffix("/v1")
+    def __init__(self, url: str) -> None:
+        self.url = checked_url(url).rstrip("/").removesuffix("/v1")
         key = os.environ.get("VLLM_API_KEY")
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -127,10 +147,75 @@ class VLLMServer:
             await self.ask("POST", f"/reset_{cache}_cache")
         await self.ask("POST", "/update_weight_version", {"new_version": version})
 
+    async def has_route(self, method: str, path: str) -> bool:
+        """Return whether the server has a route that refuses an empty request, or has a GET."""
+        try:
+            await self.ask(method, path, {} if method == "POST" else None)
+        except VLLMError as error:
+            if is_away(error):
+                raise
+            return error.status not in (403, 404)
+        return True
+
+    async def resume_if_paused(self) -> None:
+        """Resume a server that a killed run has left paused: it would answer no prompt."""
+        try:
+            is_paused = (await self.ask("GET", "/is_paused"))["is_paused"]
+        except VLLMError as error:
+            if is_away(error):
+                raise
+            return  # it has no such route, so nobody has paused it
+        if is_paused:
+            log.warning(
+                "%s was paused, as a run that was killed leaves it. It is resumed.", self.url
+            )
+            await self.ask("POST", "/resume")
+
+    async def labels_tokens(self, model: str) -> bool:
+        """Return whether the server can pause, and says which weights sampled each token."""
+        if not await self.has_route("GET", "/is_paused"):
+            return False
+        sampling = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "ignore_eos": True}
+        body = {"model": model, "token_ids": [1], "sampling_params": sampling}
+        try:
+            answer = await self.ask("POST", IDS_ROUTE, body)
+        except VLLMError as error:
+            if is_away(error):
+                raise
+            return False
+        return bool(answer["choices"][0].get("weight_versions"))
+
+    async def sample_token(self, model: str, salt: str) -> None:
+        """Sample one token, to see whether the server can."""
+        body = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 1.0, "top_k": 1}
+        body |= {"logprobs": None, "seed": 0, "ignore_eos": True, "cache_salt": salt}
+        await self.ask("POST", TEXT_ROUTE, body)
+
+    async def reload_paused(self, folder: Path, version: str) -> None:
+        """Load all weights while the turns in flight stand still; they go on with the new ones.
+
+        The pause drops all that was computed with the old weights. Until all is loaded the label is
+        `unfinished`, so that no token of half-loaded weights passes for one of either version.
+        """
+        await self.ask("POST", "/pause?mode=keep")
+        try:
+            unfinished = {"new_version": f"unfinished {version}"}
+            await self.ask("POST", "/update_weight_version", unfinished)
+            await self.reload(folder, version)
+        finally:
+            await asyncio.shield(asyncio.wait_for(self._resume(), _RESUME_S))
+
+    async def _resume(self) -> None:
+        await retry(lambda: self.ask("POST", "/resume"), url=self.url, attempts=5)
+
     async def load_adapter(self, folder: Path, name: str) -> None:
-        """Load an adapter from `folder`."""
+        """Load an adapter from `folder`; nothing happens if another process has done so."""
         body = {"lora_name": name, "lora_path": str(folder)}
-        await self.ask("POST", "/v1/load_lora_adapter", body)
+        try:
+            await self.ask("POST", "/v1/load_lora_adapter", body)
+        except VLLMError as error:
+            if error.status != 400 or name not in await self.models():
+                raise
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; nothing happens if it is not loaded."""
@@ -150,86 +235,3 @@ def _message(response: httpx.Response) -> str:
     except ValueError:
         text = response.text
     return " ".join(str(text).split())[:300]
-
-
-async def check_server(
-    server: VLLMServer, model: str | None, *, adapters: bool, images: bool
-) -> str:
-    """Return the name of the model to sample from.
-
-    model: `vllm.model`.
-    adapters: whether the policy is trained through adapters.
-    images: whether prompts have images.
-    Raises UserError if the server cannot sample for a training run: see the flags in
-    trainer/rl/engines/vllm.py.
-    """
-    served = await server.models()
-    bases = [name for name, is_adapter in served.items() if not is_adapter]
-    if model is None and len(bases) != 1:
-        raise UserError(f"generation.vllm.model: {server.url} serves {bases}. Name one of them")
-    name = model or bases[0]
-    if name not in bases:
-        raise UserError(f"generation.vllm.model: {server.url} serves {bases}, not {name!r}")
-    await _check_routes(server, adapters)
-    await _check_logprobs(server, name)
-    if images:
-        await _check_images(server)
-    return name
-
-
-async def _check_routes(server: VLLMServer, adapters: bool) -> None:
-    try:
-        if adapters:
-            await server.ask("POST", "/v1/load_lora_adapter", {})
-        else:
-            await server.weight_version()
-    except VLLMError as error:
-        if error.status != 404:  # the route exists: it refuses the empty request
-            return
-        needed = (
-            "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-            if adapters
-            else "VLLM_SERVER_DEV_MODE=1"
-        )
-        raise UserError(
-            f"generation.vllm.url: {server.url} cannot load new weights. Start it with {needed}"
-        ) from None
-
-
-async def _check_images(server: VLLMServer) -> None:
-    try:
-        await server.ask("POST", IMAGE_ROUTE, {})
-    except VLLMError as error:
-        if error.status in (403, 404):  # the key is valid: an earlier request succeeded
-            raise UserError(
-                f"generation.vllm.url: {server.url} accepts no ids with images. Start it with "
-                "--enable-scale-out"
-            ) from None
-
-
-async def _check_logprobs(server: VLLMServer, model: str) -> None:
-    """Raise UserError if log-probabilities are not of the distribution that is sampled from.
-
-    With top_k 1 every sampled token has probability 1, for any model.
-    """
-    body = {
-        "model": model,
-        "prompt": [1, 2],
-        "max_tokens": 8,
-        "temperature": 1.0,
-        "top_k": 1,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "seed": 0,
-        "ignore_eos": True,
-    }
-    choice = (await server.ask("POST", TEXT_ROUTE, body))["choices"][0]
-    if not choice.get("token_ids"):
-        raise UserError(
-            f"generation.vllm.url: {server.url} returns no token ids. Use vLLM 0.32 or later"
-        )
-    if any(abs(value) > 1e-3 for value in choice["logprobs"]["token_logprobs"]):
-        raise UserError(
-            f"generation.vllm.url: {server.url} returns log-probabilities of another distribution "
-            "than it samples from. Start it with --logprobs-mode processed_logprobs"
-        )

@@ -171,12 +171,14 @@ class TurnTokenizer:
 @dataclass(slots=True)
 class EpisodeTokens:
     """The ids of an episode so far. logprobs: of the sampler, 0 between turns; None: not requested.
+    weight_versions: of the sampler's weights, between turns that of the id before; None: unknown.
     images: the images of the ids. hashes: their SHA-256."""
 
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
     action_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
+    weight_versions: list[int] | None = field(default_factory=list)
     images: list[ProcessedImage] = field(default_factory=list)
     hashes: list[str] = field(default_factory=list)
 
@@ -192,6 +194,10 @@ class EpisodeTokens:
             self.logprobs = None
         elif self.logprobs is not None:
             self.logprobs += sampled.logprobs
+        if sampled.versions is None:
+            self.weight_versions = None
+        elif self.weight_versions is not None:
+            self.weight_versions += sampled.versions
 
     def add_observation(self, ids: Sequence[int]) -> None:
         """Add the ids between two turns. After a truncated turn they include its end id, which is
@@ -201,6 +207,9 @@ class EpisodeTokens:
         self._add(added, action=False)
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(added)
+        if self.weight_versions is not None:
+            last_version = self.weight_versions[-1] if self.weight_versions else 0
+            self.weight_versions += [last_version] * len(added)
 
     def show(self, images: Sequence[ShownImage], reader: ImageProcessor | None) -> None:
         """Add the images of the last added ids."""
@@ -229,6 +238,7 @@ class EpisodeTokens:
             finish_reason="eos" if self.completion_ids[-1] in stops else "length",
             action_mask=self.action_mask,
             old_logprobs=self.logprobs,
+            weight_versions=self.weight_versions,
             images=self.images,
             trajectory_id=trajectory_id,
         )

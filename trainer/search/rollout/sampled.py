@@ -149,6 +149,7 @@ class SampledPolicy(Policy):
             else request.temperature,
             max_new_tokens=min(defaults.max_new_tokens, free_ids, request.tokens_left),
             seed=stream_seed("turns", self._seed, request.trajectory_id, request.turn),
+            affinity=request.trajectory_id,
         )
 
     def _note(self, request: TurnRequest, sampled: SampledCompletion) -> TurnOutput:

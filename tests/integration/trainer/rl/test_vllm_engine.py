@@ -20,7 +20,8 @@ from tests.kits.trainer.runs import example, letter_tokenizer, save_policy
 from tests.kits.vllm_stub import KEY, NAME, VLLMStub
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.engines.vllm import VLLMSampler, probe_server
+from trainer.rl.engines.vllm import VLLMSampler
+from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import stop_token_ids
@@ -108,9 +109,10 @@ def change(model: nn.Module, by: float = 1.0) -> None:
 def check_follows(sampler: VLLMSampler, model: nn.Module, cfg: TranslationConfig) -> None:
     """Check that the greedy completions and the samples' log-probabilities are the model's."""
     greedy = cfg.eval_generation()
-    expected_samples = GenerateSampler(model, TOKENIZER).sample(
-        PROMPTS, greedy, with_logprobs=False
-    )
+    assert sampler.weights is not None
+    local_sampler = GenerateSampler(model, TOKENIZER)
+    local_sampler.sync_weights(model, sampler.weights.update)
+    expected_samples = local_sampler.sample(PROMPTS, greedy, with_logprobs=False)
     assert dict(sampler.sample(PROMPTS, greedy, with_logprobs=False)) == dict(expected_samples)
     pairs = [(PROMPTS[i], s) for i, group in draw(sampler, cfg).items() for s in group]
     with torch.no_grad():
@@ -238,7 +240,7 @@ def test_prompts_that_start_together_check_the_weights_once(policy: Path, tmp_pa
                 *(sampler.complete(p, cfg.generation, with_logprobs=True) for p in prompts)
             )
 
-        sampler._answered_at = float("-inf")  # after a pause
+        sampler._pool.servers[0].answered_at = float("-inf")  # after a pause
         stub.calls.clear()
         asyncio.run(complete_all())
         assert stub.calls["/v1/models"] == 1
@@ -256,7 +258,7 @@ def test_what_the_server_refuses_is_told_at_once(policy: Path, tmp_path: Path) -
 def test_no_answer_in_time_is_an_error(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        sampler.cfg = sampler.cfg.model_copy(update={"timeout_s": 0.3})
+        sampler._pool.timeout_s = 0.3
         stub.blocked_prompts = {PROMPTS[0][0]}
         with pytest.raises(UserError, match=r"timeout_s = 0\.3"):
             draw(sampler, cfg)
