@@ -22,7 +22,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.retrieval.client import Retriever
 from scorekit.schemas import Scored
 from testing.servers import free_port
-from tests.kits.compose import PROGRAM, ROOT, ComposeProject, wait_for
+from tests.kits.docker.compose import PROGRAM, ROOT, ComposeProject, wait_for
 
 pytestmark = pytest.mark.slow
 SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from testing.servers import free_port
-from tests.kits.compose import PROGRAM, ComposeProject, wait_for
+from tests.kits.docker.compose import PROGRAM, ComposeProject, wait_for
 
 pytestmark = pytest.mark.slow
 PROJECT = ComposeProject(

@@ -266,9 +266,9 @@ def test_what_is_mounted_or_read_is_there():
                 assert "config.yaml" in configs[volume["configMap"]["name"]]
         for entry in container(template)["env"]:
             source = entry.get("valueFrom", {})
-            for key, known in (("secretKeyRef", secrets), ("configMapKeyRef", configs)):
+            for key, keys_by_name in (("secretKeyRef", secrets), ("configMapKeyRef", configs)):
                 if key in source:
-                    assert source[key]["key"] in known[source[key]["name"]]
+                    assert source[key]["key"] in keys_by_name[source[key]["name"]]
     ignored = (FOLDER.parents[2] / ".gitignore").read_text().splitlines()
     assert "deploy/k8s/train/secrets/" in ignored
     for generator in KUSTOMIZATION["secretGenerator"]:
