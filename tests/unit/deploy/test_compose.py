@@ -27,16 +27,19 @@ SETTINGS = {
 }
 #: Services that a profile starts.
 PROFILE_SERVICES = {"retriever"}
+#: Containers that nobody calls from outside: the cache, and those of the profile `train`.
+UNPUBLISHED = {"cache", "sampler-1", "sampler-2", "trainer", "train-volumes"}
 FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.gpu.yml")}
 EXAMPLE = (ROOT / ".env.example").read_text()
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
 
 class Loader(yaml.SafeLoader):
-    """Loads Compose's `!override` tag as the tagged value."""
+    """Loads Compose's tags: `!override` as the tagged value, `!reset` as None."""
 
 
 Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node, True))
+Loader.add_constructor("!reset", lambda loader, node: None)
 PLAIN, GPU = (yaml.load(text, Loader)["services"] for text in FILES.values())
 
 
@@ -97,16 +100,17 @@ def test_caches_are_apart():
     )
 
 
-@pytest.mark.parametrize("name", [*PLAIN, "vllm"])
+@pytest.mark.parametrize("name", [*PLAIN, "vllm", "train-volumes"])
 def test_a_container_has_few_rights_a_limit_and_no_door_to_the_outside(name):
     service = PLAIN.get(name) or GPU[name]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["restart"] == "unless-stopped" and service["mem_limit"]
+    restarts = {"trainer": "no", "train-volumes": "no"}  # these two end by themselves
+    assert service["restart"] == restarts.get(name, "unless-stopped") and service["mem_limit"]
     ports = [*service.get("ports", []), *GPU.get(name, {}).get("ports", [])]
     assert all(port.startswith("127.0.0.1:") for port in ports)
-    assert ("ports" in service) == (name != "cache")
-    if "build" in service:
+    assert ("ports" in service) == (name not in UNPUBLISHED)
+    if "build" in service and name not in restarts:
         assert service["read_only"] and service["init"] and service["healthcheck"]["test"]
 
 
@@ -116,6 +120,11 @@ def test_with_no_profile_only_the_services_and_their_cache_start():
         *SETTINGS.keys() - PROFILE_SERVICES,
     }
     assert PLAIN["retriever"]["profiles"] == ["search"]
+    assert {n for n, s in PLAIN.items() if s.get("profiles") == ["train"]} == {
+        "sampler-1",
+        "sampler-2",
+        "trainer",
+    }
 
 
 def test_the_retriever_reads_its_pages_into_what_it_serves():
@@ -130,7 +139,7 @@ def test_the_retriever_reads_its_pages_into_what_it_serves():
 
 
 def test_the_example_names_every_variable_with_what_it_is_when_unset():
-    example_values = dict(re.findall(r"^#?([A-Z][A-Z_]+)=(\S*)", EXAMPLE, re.M))
+    example_values = dict(re.findall(r"^#?([A-Z][A-Z0-9_]+)=(\S*)", EXAMPLE, re.M))
     defaults: dict[str, set[str]] = {}
     for text in FILES.values():
         for variable, kind, default in _VARIABLE.findall(text):
@@ -154,7 +163,7 @@ def test_folders_that_are_mounted_are_there():
     mounts = [m for s in (*PLAIN.values(), *GPU.values()) for m in s.get("volumes", [])]
     mounts = [filled(mount) for mount in mounts]
     folders = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
-    assert len(folders) == 8
+    assert len(folders) == 15
     for folder in folders:
         assert any((ROOT / folder).iterdir()), folder
 
