@@ -26,6 +26,9 @@ from testing.servers import PATIENCE_S
 NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 
 
+_LOADING = threading.Lock()
+
+
 class VLLMStub:
     """A fake vLLM server.
 
@@ -258,6 +261,12 @@ class VLLMStub:
 
 
 def _load(folder: Path) -> nn.Module:
+    # transformers patches modules of torch while it loads, so one load at a time
+    with _LOADING:
+        return _load_alone(folder)
+
+
+def _load_alone(folder: Path) -> nn.Module:
     sees = AutoConfig.from_pretrained(folder).model_type == "qwen2_5_vl"
     kind: Any = Qwen2_5_VLForConditionalGeneration if sees else LlamaForCausalLM
     model: nn.Module = kind.from_pretrained(folder).eval()

@@ -51,7 +51,7 @@ from trainer.rl.engines.vllm_agreement import check_agreement, trial_turn
 from trainer.rl.engines.vllm_bodies import Request, request, version_label
 from trainer.rl.engines.vllm_http import as_user_error
 from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
-from trainer.rl.engines.vllm_sync import WeightSync
+from trainer.rl.engines.vllm_sync import RECENT_S, WeightSync
 from trainer.rl.engines.vllm_turns import TurnRunner, VLLMTurn
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
 from trainer.rl.forward import Image
@@ -284,6 +284,7 @@ class VLLMSampler:
         turn = trial_turn(model)
 
         async def ask(server: PooledServer) -> list[SampledCompletion]:
+            await self._sync.restore(server, RECENT_S)  # another process has sent the weights
             return await self._turns.complete_at(server, turn)
 
         async def ask_all() -> dict[str, list[SampledCompletion]]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from testing.servers import running_app, wait_until
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.toy_runs import (
+    ENVIRONMENT,
     UPDATES,
     check_equal,
     count,
@@ -23,6 +29,7 @@ from tests.kits.trainer.toy_runs import (
     train_here,
     wait_for,
 )
+from tests.kits.vllm_stub import KEY, VLLMStub
 
 STALE = ("--set", "rl.max_staleness=2")
 
@@ -114,3 +121,96 @@ def test_a_lower_bound_drops_what_is_too_old_counts_it_and_generates_it_again(co
     dropped = {line["update"] for line in lines if line["dropped_stale"]}
     assert dropped and dropped <= buffered
     assert {line["samples"] for line in lines} == {8}
+
+
+# -- while servers generate ------------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """The flags of a run with two samplers, and those."""
+
+    flags: tuple[str, ...]
+    stubs: list[VLLMStub]
+
+
+@pytest.fixture
+def served(config: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    stubs = [VLLMStub(config.parent / "policy", routes=("dev", "ids")) for _ in range(2)]
+    with running_app(stubs[0].app) as first, running_app(stubs[1].app) as second:
+        settings = (
+            "generation.engine=vllm",
+            f"generation.vllm.url={first},{second}",
+            "generation.vllm.timeout_s=60",
+            "rl.max_staleness=2",
+            "rl.num_updates=12",
+        )
+        yield Served(settings, stubs)
+
+
+def check_complete(run: Path, updates: int = 12) -> None:
+    """Check that each update has learned from all its samples, none too old."""
+    lines = read(run / "log.jsonl")
+    assert [line["update"] for line in lines] == list(range(1, updates + 1))
+    for line in lines:
+        assert line["samples"] == 8 and line["reward_coverage"] == 1
+        assert 0 <= line["staleness_max"] <= 2 and line["dropped_stale"] == 0
+        dump = read(run / f"completions/train-{line['update']:06d}.jsonl")
+        assert len(dump) == 8
+
+
+def test_a_sampler_that_is_killed_costs_no_sample_and_comes_back(config, served, tmp_path, caplog):
+    caplog.set_level("WARNING")
+    killed, other = served.stubs
+
+    def kill_and_restart() -> None:
+        wait_until(lambda: count(tmp_path / "log.jsonl") >= 2)
+        killed.kill()
+        wait_until(lambda: count(tmp_path / "log.jsonl") >= 6)
+        killed.restart()
+
+    thread = threading.Thread(target=kill_and_restart)
+    thread.start()
+    train_here(config, tmp_path, *served.flags)
+    thread.join()
+    check_complete(tmp_path)
+    lines = read(tmp_path / "log.jsonl")
+    assert lines[0]["sampler_servers"] == 2
+    assert 1 in {line["sampler_servers"] for line in lines[1:7]}
+    assert "is left out" in caplog.text and "1 of 2 servers take part" in caplog.text
+    assert other.bodies
+
+
+def test_processes_learn_while_the_servers_generate(config, served, tmp_path):
+    flags = [part for setting in served.flags for part in ("--set", setting)]
+    result = forked_trainer.completed(
+        *("trainer", "train", "--config", str(config), "--set", f"misc.run_dir={tmp_path}", *flags),
+        environment=ENVIRONMENT | {"VLLM_API_KEY": KEY},
+        ranks=2,
+    )
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    check_complete(tmp_path)
+    assert max(line["staleness_max"] for line in read(tmp_path / "log.jsonl")) >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_ends_while_servers_generate_goes_on(config, served, tmp_path, number):
+    flags = [part for setting in served.flags for part in ("--set", setting)]
+    environment = ENVIRONMENT | {"VLLM_API_KEY": KEY}
+
+    def begin() -> Command:
+        arguments = ("train", "--config", str(config), "--set", f"misc.run_dir={tmp_path}", *flags)
+        return Command("trainer", *arguments, "--resume", environment=environment)
+
+    command = begin()
+    wait_for(command, lambda: count(tmp_path / "log.jsonl") >= 3)
+    command.send_signal(number)
+    _, errors = command.communicate(timeout=60)
+    expected = 128 + number if number == signal.SIGTERM else -number
+    assert command.returncode == expected and "Traceback" not in errors, errors
+    command = begin()
+    _, errors = command.communicate(timeout=300)
+    assert command.returncode == 0 and "Traceback" not in errors, errors
+    assert "the run goes on with its buffer" in errors
+    check_complete(tmp_path)
