@@ -1,4 +1,4 @@
-"""Where the training loop gets the batches of its updates from.
+"""Get the batches of the updates of a training loop.
 
 `BatchesInTurn` collects a batch in the loop's own thread, when its update begins, or a fixed number
 of updates earlier. `BatchesAhead` collects the batches of the next updates in other threads, while
