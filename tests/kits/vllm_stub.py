@@ -24,6 +24,8 @@ from transformers import AutoConfig, LlamaForCausalLM, Qwen2_5_VLForConditionalG
 from testing.servers import PATIENCE_S
 
 NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
+#: transformers changes global state while it loads a model, and servers of one process share it.
+_LOADING = threading.Lock()
 
 
 class VLLMStub:
@@ -130,8 +132,8 @@ class VLLMStub:
             return _refusal(400, "the adapter has already been loaded")
         if not Path(body["lora_path"]).is_dir():
             return _refusal(404, f"No adapter found for {body['lora_path']}")
-        adapted = PeftModel.from_pretrained(_load(self.policy), body["lora_path"])
-        self.adapters[body["lora_name"]] = adapted.eval()
+        adapted = _load(self.policy, Path(body["lora_path"]))
+        self.adapters[body["lora_name"]] = adapted
         return Response("Success")
 
     def unload_adapter(self, body: dict[str, Any]) -> Response:
@@ -257,11 +259,12 @@ class VLLMStub:
             self.release.wait(PATIENCE_S)
 
 
-def _load(folder: Path) -> nn.Module:
-    sees = AutoConfig.from_pretrained(folder).model_type == "qwen2_5_vl"
-    kind: Any = Qwen2_5_VLForConditionalGeneration if sees else LlamaForCausalLM
-    model: nn.Module = kind.from_pretrained(folder).eval()
-    return model
+def _load(folder: Path, adapter: Path | None = None) -> nn.Module:
+    with _LOADING:
+        sees = AutoConfig.from_pretrained(folder).model_type == "qwen2_5_vl"
+        kind: Any = Qwen2_5_VLForConditionalGeneration if sees else LlamaForCausalLM
+        model: nn.Module = kind.from_pretrained(folder)
+        return (PeftModel.from_pretrained(model, adapter) if adapter else model).eval()
 
 
 def _decode_image(url: str) -> Image.Image:
