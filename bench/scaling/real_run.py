@@ -265,6 +265,8 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str,
         artifacts = run_search(load_train(search_cfg), {}, search_cfg)
     assert len(artifacts.updates) == cfg.updates, artifacts.stopped
     assert all(line["reward_coverage"] == 1 for line in artifacts.updates), "a reward is missing"
+    for line in artifacts.updates:
+        assert line["staleness_max"] <= cfg.max_staleness, f"update {line['update']} is too old"
     shutil.rmtree(run_dir)
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]
     names = ("rollout_s", "logprob_s", "reward_s", "waited_s", "update_s", "staleness_max")
