@@ -89,10 +89,10 @@ def real_run(cfg: RunSettings, warm_up: int = 1) -> dict[str, Any]:
     warm_up: updates at the start that are left out.
     """
     assert cfg.samplers.prefill_s_per_token == 0, "the servers of a real run know no prefill"
-    _index()
-    script = _script(cfg)
+    make_index()
+    script = make_script(cfg)
     with _servers_in_another_process(cfg, script) as urls:
-        result = in_own_process(_train, _without_plan(cfg), urls, warm_up)
+        result = in_own_process(_train, without_plan(cfg), urls, warm_up)
         usage = [httpx.get(f"{url}/usage").json() for url in urls["samplers"]]
     return result | {
         "sampler_busy_s": [server["busy_s"] for server in usage],
@@ -101,7 +101,7 @@ def real_run(cfg: RunSettings, warm_up: int = 1) -> dict[str, Any]:
     }
 
 
-def _without_plan(cfg: RunSettings) -> RunSettings:
+def without_plan(cfg: RunSettings) -> RunSettings:
     """Return the settings without their plan, which cannot be sent to another process."""
     return replace(cfg, episode=_no_plan)
 
@@ -111,7 +111,7 @@ def _no_plan(update: int, position: int) -> PlannedEpisode:
 
 
 @cache
-def _tokenizer() -> Any:
+def make_tokenizer() -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(TOKENIZER)
@@ -124,9 +124,9 @@ def _answers() -> dict[str, str]:
     return {row["question"]: row["reference_answer"] for row in rows}
 
 
-def _script(cfg: RunSettings) -> dict[int, ScriptedTurn]:
+def make_script(cfg: RunSettings) -> dict[int, ScriptedTurn]:
     """Return the turns of a run by the seeds that the trainer sends."""
-    tokenizer, script = _tokenizer(), {}
+    tokenizer, script = make_tokenizer(), {}
     for update in range(1, cfg.updates + 1):
         episodes_seed = stream_seed("episodes", SEED, update)
         for position in range(cfg.batch_episodes):
@@ -149,7 +149,7 @@ def _servers_in_another_process(
 ) -> Iterator[dict[str, Any]]:
     """Start all servers in a process of their own, so that they do not share the trainer's GIL."""
     pipe, child_pipe = get_context("spawn").Pipe()
-    args = (child_pipe, _without_plan(cfg), script)
+    args = (child_pipe, without_plan(cfg), script)
     process = get_context("spawn").Process(target=_serve, args=args)
     process.start()
     child_pipe.close()  # else the end of the child would not be seen here
@@ -160,6 +160,14 @@ def _servers_in_another_process(
         process.join()
 
 
+def answer_half_right(body: dict[str, Any], seed: int | None) -> str:
+    """Answer right for half of all questions and images, so that rewards differ."""
+    sent = str(body["messages"])
+    if random.Random(sent).random() < 0.5:
+        return "not known"
+    return next(right for question, right in _answers().items() if question in sent)
+
+
 def _serve(pipe: Connection, cfg: RunSettings, script: Mapping[int, ScriptedTurn]) -> None:
     from scorekit.server.app import create_app
     from scorekit.server.http.settings import ServiceSettings as HttpSettings
@@ -168,22 +176,15 @@ def _serve(pipe: Connection, cfg: RunSettings, script: Mapping[int, ScriptedTurn
     quiet_logs()
     (retriever_s, generator_s, judge_s) = (s.latency_s for s in (*cfg.tools, *cfg.scorers))
 
-    def answer(body: dict[str, Any], seed: int | None) -> str:
-        """Answer right for half of all questions and images, so that rewards differ."""
-        sent = str(body["messages"])
-        if random.Random(sent).random() < 0.5:
-            return "not known"
-        return next(right for question, right in _answers().items() if question in sent)
-
     settings = HttpSettings(cache="memory")
-    service = create_app(RetrieverBackend(_index()), settings, None)
+    service = create_app(RetrieverBackend(make_index()), settings, None)
     retriever = FlakyServer(service, latency_s=lambda path: retriever_s * path.endswith("search"))
     generator = FlakyServer(
-        FakeOpenAI("generator", respond=answer).app,
+        FakeOpenAI("generator", respond=answer_half_right).app,
         latency_s=lambda path: generator_s * path.endswith("completions"),
     )
     judge = FlakyServer(judge_app(), latency_s=lambda path: judge_s * path.endswith("score"))
-    vocabulary = len(_tokenizer())
+    vocabulary = len(make_tokenizer())
     with ExitStack() as stack:
         apps: list[Any] = [retriever, generator, judge]
         apps += [
@@ -205,7 +206,7 @@ def _serve(pipe: Connection, cfg: RunSettings, script: Mapping[int, ScriptedTurn
             pipe.recv()
 
 
-def _index() -> Path:
+def make_index() -> Path:
     """Return an index of the demo's slides."""
     from demo.search.run import HERE, ingest
 
@@ -221,7 +222,7 @@ def _policy() -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder, tokenizer = FOLDER / "policy", _tokenizer()
+    folder, tokenizer = FOLDER / "policy", make_tokenizer()
     if not (folder / "config.json").exists():
         config = LlamaConfig(
             vocab_size=len(tokenizer),
@@ -252,7 +253,7 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str,
     from trainer.search.training.train import SearchTask, run_search
 
     run_dir = FOLDER / f"run-{os.getpid()}"
-    overrides = [f"{key}={value}" for key, value in _values(cfg, urls, run_dir).items()]
+    overrides = [f"{key}={value}" for key, value in config_values(cfg, urls, run_dir).items()]
     search_cfg = load_config(SearchConfig, CONFIG, overrides)
     make_advantages = SearchTask.advantages
     learn_s = cfg.learner.s_per_update + cfg.learner.s_per_sequence * cfg.batch_episodes
@@ -279,7 +280,7 @@ def _train(cfg: RunSettings, urls: Mapping[str, Any], warm_up: int) -> dict[str,
     }
 
 
-def _values(cfg: RunSettings, urls: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
+def config_values(cfg: RunSettings, urls: Mapping[str, Any], run_dir: Path) -> dict[str, Any]:
     """Return the values of the run's config that differ from the demo's."""
     scorers = {service.name: service.parallel for service in cfg.scorers}
     return {

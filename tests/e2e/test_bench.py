@@ -34,6 +34,7 @@ BENCHES = {
     "bench.ranks": ("ranks",),
     "bench.scaling": ("scaling",),
     "bench.scaling.checks": ("overlap",),
+    "bench.scaling.killed": ("killed_sampler",),
     "bench.scaling.lengths": ("scaling_lengths",),
     "bench.search_episodes": ("search_episodes",),
     "bench.search_stream": ("search_stream",),
