@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _FIRST_WARNING_S = 60.0
 _POLL_S = (0.0005, 0.05)
 _TIMED_OUT = re.compile(r"Timed out waiting (\d{1,12})ms")
+_ENDED = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe")
 
 
 class ProcessStalled(ScorekitError):
@@ -111,17 +112,23 @@ class MonitoredBarrier:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Turn a timeout of gloo within an exchange into Stalled, which names the process.
+        """Turn an error of gloo within an exchange into ProcessStalled: a timeout, or the end of
+        another process.
 
         NCCL ends the process.
         """
         try:
             yield
         except RuntimeError as error:
-            waited = _TIMED_OUT.search(str(error))
-            if waited is None or "gloo" not in str(error):
+            if "gloo" not in str(error):
                 raise
-            raise ProcessStalled(self._line(int(waited[1]) / 1000)) from error
+            if (waited := _TIMED_OUT.search(str(error))) is not None:
+                raise ProcessStalled(self._line(int(waited[1]) / 1000)) from error
+            if _ENDED.search(str(error)) is None:
+                raise
+            raise ProcessStalled(
+                f"process {self.rank} of {self.size} was at {self.phase!r} when another one ended"
+            ) from error
 
     def _line(self, waited: float) -> str:
         other_ranks = [r for r in range(self.size) if r != self.rank]

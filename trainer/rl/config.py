@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from scorekit.config import Config
+from scorekit.errors import UserError
 from trainer.config_base import may_change
 from trainer.rl.algorithms import ALGORITHMS
 from trainer.rl.algorithms.algorithm import Algorithm
@@ -78,10 +79,15 @@ class PolicyConfig(Config):
 
 
 def _split_commas(value: Any) -> Any:
-    """Return a list for a comma-separated text; one URL stays as it is."""
-    if isinstance(value, str) and "," in value:
-        return [url.strip() for url in value.split(",") if url.strip()]
-    return value
+    """Return a list for a comma-separated text, and URLs without spaces around them; one URL stays
+    a text."""
+    if isinstance(value, list):
+        return [url.strip() if isinstance(url, str) else url for url in value]
+    if not isinstance(value, str):
+        return value
+    return (
+        [url.strip() for url in value.split(",") if url.strip()] if "," in value else value.strip()
+    )
 
 
 class VLLMConfig(Config):
@@ -111,10 +117,19 @@ class VLLMConfig(Config):
     @property
     def urls(self) -> list[str]:
         """Return the URLs of all servers."""
-        return [self.url] if isinstance(self.url, str) else list(self.url or ())
+        if isinstance(self.url, str):
+            return [self.url] if self.url else []
+        return list(self.url or ())
 
     @model_validator(mode="after")
-    def _urls_are_different(self) -> VLLMConfig:
+    def _urls_are_valid_and_different(self) -> VLLMConfig:
+        from scorekit.client.transport import checked_url  # slow to import
+
+        for url in self.urls:
+            try:
+                checked_url(url)
+            except UserError as error:
+                raise ValueError(f"url: {error}") from None
         roots = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
         for root in roots:
             if roots.count(root) > 1:
@@ -165,6 +180,7 @@ class RLConfig(Config):
     max_staleness: int = may_change(
         0,
         ge=0,
+        le=100,
         description="Largest age, in updates, of the weights that sampled a token to learn from; "
         "0: generation and update alternate. Above 0, the batches of the next updates are "
         "generated while this one learns.",

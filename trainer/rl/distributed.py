@@ -223,9 +223,10 @@ class DistributedContext:
         if self.size == 1:
             return items
         self.barrier()
-        if self._group is not None:
+        if self._group is not None and self._meeting is not None:
             parts: list[Any] = [None] * self.size
-            torch.distributed.all_gather_object(parts, items, group=self._group)
+            with self._meeting.exchange():  # another thread's error would come without its place
+                torch.distributed.all_gather_object(parts, items, group=self._group)
             return [item for part in parts for item in part]
         from accelerate.utils import gather_object
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -54,11 +56,15 @@ class PendingGroup:
 class BufferedSamples:
     """The samples and scores of a run's batches in its buffer.
 
+    Scores belong to texts: several files, in any order, may have the samples of a prompt and their
+    scores, because each process of each start writes its own.
+
     dropped: number of samples of the last `read` that were too old to learn from.
     """
 
     def __init__(self, buffer: RolloutBuffer, cfg: TranslationConfig) -> None:
         self._buffer, self._cfg, self.dropped = buffer, cfg, 0
+        self._scores: dict[str, Scores] = {}  # of the last `read`, by `_text_key`
 
     def store_rollouts(self, update: int, rollouts: Sequence[TranslationRollout]) -> None:
         """Keep the samples of a prompt."""
@@ -75,7 +81,8 @@ class BufferedSamples:
         ):
             return
         stored = _RESULTS.dump_python(results, mode="json")
-        self._buffer.append(update, {"group": group.index, "scores": stored})
+        row = {"group": group.index, "texts": _text_key(group.rollouts), "scores": stored}
+        self._buffer.append(update, row)
 
     def read(self, update: int, indices: Sequence[int]) -> list[PendingGroup]:
         """Return the stored groups of these prompts that are not too old.
@@ -83,26 +90,38 @@ class BufferedSamples:
         If this process samples, they are returned only if none is missing: the batch's random
         stream then gives the same samples again.
         """
-        rollouts: dict[int, list[TranslationRollout]] = {}
-        scores: dict[int, Scores] = {}
+        limit, wanted = self._cfg.rl.max_staleness, set(indices)
+        fresh: dict[int, list[TranslationRollout]] = {}
+        stale: dict[int, int] = {}
+        self._scores = {}
         for row in self._buffer.read(update):
-            if row["group"] not in indices:
+            group = row["group"]
+            if group not in wanted:
                 continue
-            if "rollouts" in row:
-                rollouts[row["group"]] = [_rollout(fields) for fields in row["rollouts"]]
-                scores.pop(row["group"], None)
+            if "scores" in row:
+                self._scores[row["texts"]] = Scores(_RESULTS.validate_python(row["scores"]))
+                continue
+            rollouts = [_rollout(fields) for fields in row["rollouts"]]
+            if any(is_stale(rollout, update, limit) for rollout in rollouts):
+                stale[group] = len(rollouts)
             else:
-                scores[row["group"]] = Scores(_RESULTS.validate_python(row["scores"]))
-        limit = self._cfg.rl.max_staleness
-        stale = {
-            i for i, group in rollouts.items() if any(is_stale(r, update, limit) for r in group)
-        }
-        self.dropped = sum(len(rollouts.pop(index)) for index in stale)
-        samples_again = self._cfg.generation.engine == "generate" and len(rollouts) < len(indices)
-        indices = [] if samples_again else sorted(rollouts)
-        return [PendingGroup(rollouts[index], scores.get(index)) for index in indices]
+                fresh[group] = rollouts
+        self.dropped = sum(count for group, count in stale.items() if group not in fresh)
+        if self._cfg.generation.engine == "generate" and len(fresh) < len(wanted):
+            return []
+        return [self.pending(fresh[group]) for group in sorted(fresh)]
+
+    def pending(self, rollouts: list[TranslationRollout]) -> PendingGroup:
+        """Return the samples of a prompt, with their scores if the last `read` has found some."""
+        return PendingGroup(rollouts, self._scores.get(_text_key(rollouts)))
+
+
+def _text_key(rollouts: Sequence[TranslationRollout]) -> str:
+    """Return a name of the texts of a prompt that were scored."""
+    texts = json.dumps([rollouts[0].group, *(rollout.scored_text for rollout in rollouts)])
+    return hashlib.sha256(texts.encode()).hexdigest()[:32]
 
 
 def _rollout(fields: dict[str, Any]) -> TranslationRollout:
     offsets = [(start, end) for start, end in fields["token_char_offsets"]]
-    return TranslationRollout(**{**fields, "token_char_offsets": offsets})
+    return TranslationRollout(**{**fields, "token_char_offsets": offsets, "images": ()})

@@ -151,9 +151,11 @@ class Collector:
                 seed=stream_seed("sampling", cfg.misc.seed, update, self.world.rank),
                 groups=[group_index for group_index, _ in missing],
             ):
-                groups.append(PendingGroup(rollouts))
-                if samples is not None:
+                if samples is None:
+                    groups.append(PendingGroup(rollouts))
+                else:
                     samples.store_rollouts(update, rollouts)
+                    groups.append(samples.pending(rollouts))
                 groups[-1].submit(batch)
             clock.lap("rollout_s")
             if samples is None:

@@ -9,6 +9,9 @@ from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IDS_ROUTE, TEXT_ROUTE
 from trainer.rl.engines.vllm_http import VLLMError, VLLMServer, as_user_error
 
+#: Errors of so many servers are shown.
+_SHOWN = 3
+
 
 def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> str:
     """Return the model's name, which is the same on all servers; loads nothing.
@@ -39,7 +42,8 @@ def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> st
         else:
             raise name
     if errors:
-        raise UserError("; ".join(errors))
+        more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
+        raise UserError("; ".join(errors[:_SHOWN]) + more)
     for url, name in zip(cfg.urls, names, strict=True):
         if name != names[0]:
             raise UserError(

@@ -78,11 +78,14 @@ def open_batches(run: OpenRun[Any], task: OpensCollectors, first: BatchCollector
     first: the collector of a run that generates and learns in turn.
     """
     rl, world, done = run.cfg.rl, run.world, run.done or 0
-    if rl.max_staleness == 0:
-        return BatchesInTurn(first, run, lead=0)
     buffer = RolloutBuffer(Path(run.cfg.misc.run_dir), world.rank)
     if world.is_main:
         buffer.cut(done)
+    if rl.max_staleness == 0:
+        if world.is_main:
+            _report_unused(buffer)
+        return BatchesInTurn(first, run, lead=0, buffer=buffer)
+    if world.is_main:
         _report_buffer(buffer, done)
     if run.cfg.generation.engine == "generate":
         if world.is_main:
@@ -99,13 +102,20 @@ def open_batches(run: OpenRun[Any], task: OpensCollectors, first: BatchCollector
 
 def _report_buffer(buffer: RolloutBuffer, done: int) -> None:
     """Log what an earlier start has generated already."""
-    counts = {}
-    for path in sorted(buffer.folder.glob("update-*.jsonl")):
-        update = int(path.stem.split("-")[1])
-        counts[update] = len(buffer.read(update))
+    counts = {update: len(buffer.read(update)) for update in buffer.updates()}
     if counts:
         rows = ", ".join(f"{count} rows of update {update}" for update, count in counts.items())
         log.warning("after update %d, the run goes on with its buffer: %s", done, rows)
+
+
+def _report_unused(buffer: RolloutBuffer) -> None:
+    """Log what a start with staleness has left, which a run without it does not learn from."""
+    if updates := buffer.updates():
+        log.warning(
+            "rl.max_staleness is 0 now: what was generated early for the updates %s is generated "
+            "again, and removed when they are saved",
+            ", ".join(map(str, updates)),
+        )
 
 
 class BatchesInTurn:
@@ -117,12 +127,12 @@ class BatchesInTurn:
         run: OpenRun[Any],
         *,
         lead: int,
-        buffer: RolloutBuffer | None = None,
+        buffer: RolloutBuffer,
     ) -> None:
         """Prepare to collect.
 
         lead: 0: the collector sets the log-probabilities; else they are set here, at the update.
-        buffer: of the collector.
+        buffer: of this run; a checkpoint removes from it what it holds.
         """
         self._collector, self._run, self._lead, self._buffer = collector, run, lead, buffer
         self._collected: dict[int, Batch[Any, Any]] = {}
@@ -149,7 +159,7 @@ class BatchesInTurn:
 
     def saved(self, update: int) -> None:
         """Remove what a checkpoint holds from the buffer."""
-        if self._buffer is not None and self._run.world.is_main:
+        if self._run.world.is_main:
             self._buffer.cut(update)
 
     def close(self) -> None:
@@ -192,9 +202,9 @@ class BatchesAhead:
         self.stop_reason: str | None = None
         self._submitted = run.done or 0
         self._batches: dict[int, Future[_Collected]] = {}
-        self._slots = [
-            self._open_slot(task, number) for number in range(run.cfg.rl.max_staleness + 1)
-        ]
+        remaining = run.cfg.rl.num_updates - self._submitted
+        num_slots = max(1, min(run.cfg.rl.max_staleness + 1, remaining))
+        self._slots = [self._open_slot(task, number) for number in range(num_slots)]
 
     def _open_slot(self, task: OpensCollectors, number: int) -> _Slot:
         world = self._run.world.fork(f"batches {number}")

@@ -35,6 +35,13 @@ class RolloutBuffer:
         self._opened: set[Path] = set()
         self._lock = threading.Lock()
 
+    def updates(self) -> list[int]:
+        """Return the updates that have files, ascending."""
+        if not self.folder.is_dir():
+            return []
+        updates = {_update_of(path.name) for path in self.folder.iterdir()}
+        return sorted(update for update in updates if update is not None)
+
     def read(self, update: int) -> list[dict[str, Any]]:
         """Return the rows of an update, of all processes, in the order in which each wrote them.
 

@@ -57,7 +57,7 @@ class BufferedEpisodes:
 
     def read(self, update: int, ids: Collection[str], max_staleness: int) -> StoredEpisodes:
         """Return the stored episodes with these ids that are not too old."""
-        stored = StoredEpisodes()
+        stored, stale_ids = StoredEpisodes(), set()
         for row in self._buffer.read(update):
             trajectory = Trajectory.model_validate(row["trajectory"])
             id = trajectory.trajectory_id
@@ -65,11 +65,12 @@ class BufferedEpisodes:
                 continue
             rollout = self._rollout(trajectory, row["rollout"])
             if rollout is not None and is_stale(rollout, update, max_staleness):
-                stored.dropped += 1
+                stale_ids.add(id)
                 continue
             stored.finished[id] = trajectory
             if rollout is not None:
                 stored.rollouts[id] = rollout
+        stored.dropped = len(stale_ids - stored.finished.keys())
         return stored
 
     def _rollout(self, trajectory: Trajectory, fields: dict[str, Any] | None) -> Rollout | None:

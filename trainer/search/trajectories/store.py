@@ -81,6 +81,7 @@ class TrajectoryStore:
         self._stored_hashes: set[str] = set()
         self._unsynced: list[Path] = []
         self._lock = threading.Lock()
+        self._syncing = threading.Lock()
 
     # -- images ----------------------------------------------------
 
@@ -119,14 +120,15 @@ class TrajectoryStore:
 
     def sync_images(self) -> None:
         """Sync all stored images to disk."""
-        with self._lock:
-            fresh = list(self._unsynced)
-        for path in (*fresh, *sorted({path.parent for path in fresh})):
-            sync(path)
-        if fresh:
-            sync(self.folder / "images")
-        with self._lock:  # only now: after a failed sync they are synced again
-            del self._unsynced[: len(fresh)]
+        with self._syncing:  # one thread at a time: another one's images are not forgotten
+            with self._lock:
+                fresh = list(self._unsynced)
+            for path in (*fresh, *sorted({path.parent for path in fresh})):
+                sync(path)
+            if fresh:
+                sync(self.folder / "images")
+            with self._lock:  # only now: after a failed sync they are synced again
+                del self._unsynced[: len(fresh)]
 
     def _image_path(self, sha256: str) -> Path:
         # The value may come from a file, so do not use it as a path unchecked.

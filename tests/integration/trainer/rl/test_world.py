@@ -295,6 +295,13 @@ def test_a_process_that_stops_within_an_exchange_is_named() -> None:
     )
 
 
+def test_the_end_of_a_process_within_an_exchange_is_told() -> None:
+    result = torchrun("tests.kits.trainer.ranks.late_process", "--end")
+    assert result.returncode != 0
+    message = "Stalled: process 0 of 2 was at 'update 7, learning' when another one ended"
+    assert message in result.stderr
+
+
 def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: Path) -> None:
     """Check that a signal to a process other than the main one ends all, and that the run
     resumes."""

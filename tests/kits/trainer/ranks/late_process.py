@@ -1,10 +1,14 @@
 """Processes the last of which stops in an exchange after the barrier: the others report it.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.late_process
+torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.late_process [--end]
+
+--end: the last one ends there.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 import torch
@@ -17,5 +21,7 @@ if __name__ == "__main__":
     with world.monitored():
         world.set_phase(f"update {7 + world.rank}, learning")
         world.barrier()
+        if "--end" in sys.argv and world.rank:
+            os._exit(0)
         time.sleep(60 * world.rank)
         distributed.all_reduce(torch.ones(1))

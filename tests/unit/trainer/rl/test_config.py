@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -125,3 +126,29 @@ def test_a_server_that_is_listed_twice_is_refused() -> None:
 def test_the_vllm_engine_needs_a_url(url: list[str] | None) -> None:
     with pytest.raises(UserError, match="engine vllm: give"):
         check_config(SamplingConfig, {"engine": "vllm", "vllm": {"url": url}}, "config")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (["http://a:1", ""], "url: '' is not the URL of a service"),
+        ("a b c", "url: 'a b c' is not the URL of a service"),
+        (["ftp://a:1", "http://b:2"], "url: 'ftp://a:1' is not the URL of a service"),
+        ([" http://a:1", "http://a:1/v1/ "], "url: http://a:1 is listed twice"),
+    ],
+)
+def test_each_url_of_vllm_is_the_url_of_another_server(url: str | list[str], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        check_config(SamplingConfig, {"engine": "vllm", "vllm": {"url": url}}, "config")
+    assert "\n" not in str(caught.value)
+
+
+def test_spaces_around_a_url_are_left_out() -> None:
+    for url in (" http://a:1 ", [" http://a:1"], " , http://a:1 ,"):
+        values = {"engine": "vllm", "vllm": {"url": url}}
+        assert check_config(SamplingConfig, values, "config").vllm.urls == ["http://a:1"]
+
+
+def test_the_staleness_is_bounded() -> None:
+    with pytest.raises(UserError, match=r"max_staleness: .* less than or equal to 100"):
+        check_config(RLConfig, {"max_staleness": 10**6}, "config")

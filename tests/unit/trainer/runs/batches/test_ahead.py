@@ -209,3 +209,34 @@ def test_a_signal_ends_all_batches_and_close_ends_the_threads(tmp_path):
     assert batches.take(1, PhaseTimer()) is not None
     batches.close()  # batches 2 and 3 still wait
     assert task.should_stop() is True
+
+
+def test_there_are_no_more_collectors_than_updates(tmp_path):
+    task = Collecting()
+    batches, _ = opened(task, tmp_path, 100, "vllm", done=5)
+    assert task.num_collectors == 1 + 3  # the loop's own, and those of the updates 6 to 8
+    for update in (6, 7, 8):
+        assert batches.take(update, PhaseTimer()).rewards == [update]
+    batches.close()
+
+
+def test_a_run_whose_staleness_is_0_now_says_what_it_does_not_use(tmp_path, caplog):
+    buffer = RolloutBuffer(tmp_path, 0)
+    for update in (5, 6, 7):
+        buffer.append(update, {})
+    batches, _ = opened(Collecting(), tmp_path, 0, "vllm", done=5)
+    assert "early for the updates 6, 7 is generated again" in caplog.text
+    for update in (6, 7):
+        assert update in buffer.updates()
+        batches.take(update, PhaseTimer())
+        batches.saved(update)
+    assert buffer.updates() == []
+
+
+def test_a_foreign_file_in_the_buffer_is_no_error(tmp_path):
+    folder = RolloutBuffer(tmp_path, 0).folder
+    folder.mkdir()
+    (folder / "update-old.jsonl").write_text("{}\n")
+    batches, _ = opened(Collecting(), tmp_path, 2, "vllm")
+    batches.close()
+    assert (folder / "update-old.jsonl").exists()

@@ -69,3 +69,17 @@ def test_updates_that_a_checkpoint_holds_are_removed_and_no_others(tmp_path):
         "update-1234567-0.jsonl",
         "update-1234567-1.jsonl",
     ]
+
+
+def test_files_of_other_names_are_left_alone(tmp_path):
+    buffer = RolloutBuffer(tmp_path, 0)
+    assert buffer.updates() == []
+    for update in (12, 3):
+        buffer.append(update, ROWS[0])
+    names = ("update-x.jsonl", "update-000003.jsonl", "notes.txt", "update-000003-0.jsonl.bak")
+    for name in names:
+        (buffer.folder / name).write_text("no JSON")
+    assert buffer.updates() == [3, 12] and buffer.read(3) == [ROWS[0]]
+    buffer.cut(12)
+    assert buffer.updates() == []
+    assert sorted(path.name for path in buffer.folder.iterdir()) == sorted(names)

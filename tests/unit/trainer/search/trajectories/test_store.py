@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -278,6 +279,33 @@ def test_a_disk_that_fails_once_is_asked_again(
     monkeypatch.setattr(os, "fsync", noted)
     store.write_step(1, [episode()])
     assert {f"{sha256_of(name)}.png" for name in PAGES} <= set(synced)
+
+
+def test_a_picture_that_is_stored_while_others_reach_the_disk_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sync = opened(tmp_path), os.fsync
+    synced: set[str] = set()
+    entered, stored = threading.Event(), threading.Event()
+
+    def slow(number: int) -> None:
+        synced.add(Path(os.readlink(f"/proc/self/fd/{number}")).stem)
+        entered.set()
+        stored.wait(10)
+        sync(number)
+
+    store.save_image(sha256_of("first"), png_of("first"))
+    monkeypatch.setattr(os, "fsync", slow)
+    threads = [threading.Thread(target=store.sync_images) for _ in range(2)]
+    threads[0].start()
+    entered.wait(10)
+    threads[1].start()  # it has the same images to sync as the first
+    store.save_image(sha256_of("second"), png_of("second"))
+    stored.set()
+    for thread in threads:
+        thread.join()
+    store.sync_images()
+    assert {sha256_of("first"), sha256_of("second")} <= synced
 
 
 def test_a_number_that_is_none_is_refused_when_it_is_written(tmp_path: Path) -> None:
