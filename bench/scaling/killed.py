@@ -99,24 +99,24 @@ def _measure(ranks: int, updates: int) -> Iterator[Measurement]:
     oldest = max(line["staleness_max"] for line in lines)
     yield Measurement(f"{name}: oldest token", oldest, "updates", at_most=cfg.max_staleness)
     moved = sum(line["sampler_moved"] for line in lines)
-    seen = [line["sampler_servers"] for line in lines]
+    servers = [line["sampler_servers"] for line in lines]
     yield Measurement(
         f"{name}: turns that the other sampler took over",
         moved,
         "turns",
-        details={"sampler_servers": seen},
+        details={"sampler_servers": servers},
     )
-    said = [
+    loss_lines = [
         line.split(": ", 1)[-1]
         for line in errors.splitlines()
         if "left out" in line or "takes part again" in line
     ]
     yield Measurement(
         f"{name}: lines of the log about the loss and the return",
-        len(said),
+        len(loss_lines),
         "lines",
         at_least=2,
-        details={"lines": said},
+        details={"lines": loss_lines},
     )
 
 
