@@ -21,11 +21,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> HashStore:
 
 def barriers(size: int, name: str = "thread 0", patience_s: float = 5) -> list[MonitoredBarrier]:
     """Return the barriers of all processes, each with counts of its own."""
-    made: list[MonitoredBarrier] = []
+    processes: list[MonitoredBarrier] = []
     for rank in range(size):
         of_process = type(f"OfProcess{rank}", (MonitoredBarrier,), {"_numbers": {}})
-        made.append(of_process(rank, size, patience_s, name))
-    return made
+        processes.append(of_process(rank, size, patience_s, name))
+    return processes
 
 
 def outcomes(processes: list[MonitoredBarrier], delays: list[float]) -> list[bool]:
