@@ -51,8 +51,12 @@ def test_an_episode_is_read_as_it_was_stored(tmp_path):
     assert stored.finished == {"7-3-0": trajectory, "7-3-1": episode("7-3-1")}
     assert list(stored.rollouts) == ["7-3-0"] and stored.dropped == 0
     read = stored.rollouts["7-3-0"]
-    (image,), (kept,) = cast(Any, rollout.images), cast(Any, read.images)
-    assert (kept.grid, kept.png, kept.reader) == (image.grid, b"a" * 64, READER)
+    (image,), (stored_image,) = cast(Any, rollout.images), cast(Any, read.images)
+    assert (stored_image.grid, stored_image.png, stored_image.reader) == (
+        image.grid,
+        b"a" * 64,
+        READER,
+    )
     rollout.images = read.images
     assert read == rollout
 
