@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 #: Seconds after which a waiting process logs a warning for the first time.
 _FIRST_WARNING_S = 60.0
 _POLL_S = (0.0005, 0.05)
+#: More than the number of processes of any run.
+_GIVEN_UP = 2**32
 _TIMED_OUT = re.compile(r"Timed out waiting (\d{1,12})ms")
 _ENDED = re.compile(r"Connection closed by peer|Connection reset by peer|Broken pipe")
 
@@ -73,7 +75,8 @@ class MonitoredBarrier:
             log.debug("cannot reach the store of the processes")
 
     def close(self) -> None:
-        """Make a thread that waits here, or comes later, raise ProcessStalled."""
+        """Make a thread that waits here, or comes later, raise ProcessStalled, and those of other
+        processes that wait for it."""
         self._is_closed = True
 
     @property
@@ -81,27 +84,35 @@ class MonitoredBarrier:
         return self._numbers.get(self.name, 0)
 
     def wait(self) -> None:
-        """Wait until every process has reached this barrier. Raises ProcessStalled."""
+        """Wait until every process has reached this barrier. Raises ProcessStalled.
+
+        It is raised on no process if another one goes on: that one would wait in torch's exchange.
+        """
         self._numbers[self.name] = self._number + 1
-        counter_key = f"meeting {self._number}"
         started, next_warning_s, pause = time.monotonic(), _FIRST_WARNING_S, _POLL_S[0]
         try:
             if self._is_closed:
+                self._add(_GIVEN_UP)
                 raise ProcessStalled(self._line(0.0))
             self._store.set(f"came {self.rank}", str(self._number))
-            num_arrived = self._store.add(counter_key, 1)
-            while num_arrived < self.size:
-                time.sleep(pause)
-                pause = min(2 * pause, _POLL_S[1])
+            if self._add(1) >= _GIVEN_UP:  # another one gave up before this one came
+                self._add(-1)
+                raise ProcessStalled(self._line(0.0))
+            while (state := self._add(0)) != self.size:
                 waited = time.monotonic() - started
-                if self._is_closed and self._store.add(counter_key, 0) >= self.size:
-                    break  # the others have passed, and this process must do the same
-                if self._is_closed or self._exits.add("gone", 0) or waited > self.patience_s:
-                    raise ProcessStalled(self._line(waited))
+                if state >= _GIVEN_UP:
+                    if state % _GIVEN_UP < self.size:
+                        raise ProcessStalled(self._line(waited))
+                elif self._is_closed or self._exits.add("gone", 0) or waited > self.patience_s:
+                    if self._add(_GIVEN_UP) % _GIVEN_UP < self.size:
+                        raise ProcessStalled(self._line(waited))
+                    self._add(-_GIVEN_UP)  # all have come meanwhile
+                    continue
                 if waited > next_warning_s:
                     log.warning("%s", self._line(waited))
                     next_warning_s *= 2
-                num_arrived = self._store.add(counter_key, 0)
+                time.sleep(pause)
+                pause = min(2 * pause, _POLL_S[1])
             if self.rank == 0 and self._number > 2:  # all processes have passed that barrier
                 self._store.delete_key(f"meeting {self._number - 2}")
         except RuntimeError as error:  # of the store, which runs in the first process
@@ -109,6 +120,14 @@ class MonitoredBarrier:
                 f"process {self.rank} of {self.size} was at {self.phase!r} when the others had "
                 f"ended ({str(error).splitlines()[0]})"
             ) from None
+
+    def _add(self, value: int) -> int:
+        """Add to the counter of this barrier, and return it.
+
+        It is the number of processes that have come, and `_GIVEN_UP` more for each that gave up
+        before all had come. One that comes later than that takes its 1 back.
+        """
+        return int(self._store.add(f"meeting {self._number}", value))
 
     @contextmanager
     def exchange(self) -> Iterator[None]:

@@ -90,13 +90,13 @@ class BufferedSamples:
         If this process samples, they are returned only if none is missing: the batch's random
         stream then gives the same samples again.
         """
-        limit, requested = self._cfg.rl.max_staleness, set(indices)
+        limit, own_groups = self._cfg.rl.max_staleness, set(indices)
         fresh: dict[int, list[TranslationRollout]] = {}
         stale: dict[int, int] = {}
         self._scores = {}
         for row in self._buffer.read(update):
             group = row["group"]
-            if group not in requested:
+            if group not in own_groups:
                 continue
             if "scores" in row:
                 self._scores[row["texts"]] = Scores(_RESULTS.validate_python(row["scores"]))
@@ -107,7 +107,7 @@ class BufferedSamples:
             else:
                 fresh[group] = rollouts
         self.dropped = sum(count for group, count in stale.items() if group not in fresh)
-        if self._cfg.generation.engine == "generate" and len(fresh) < len(requested):
+        if self._cfg.generation.engine == "generate" and len(fresh) < len(own_groups):
             return []
         return [self.pending(fresh[group]) for group in sorted(fresh)]
 

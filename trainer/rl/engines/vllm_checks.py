@@ -9,8 +9,8 @@ from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IDS_ROUTE, TEXT_ROUTE
 from trainer.rl.engines.vllm_http import VLLMError, VLLMServer, as_user_error
 
-#: Errors of so many servers are shown.
-_SHOWN = 3
+#: Number of servers whose errors a message has.
+_MAX_ERRORS = 3
 
 
 def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> str:
@@ -42,8 +42,8 @@ def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> st
         else:
             raise name
     if errors:
-        more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
-        raise UserError("; ".join(errors[:_SHOWN]) + more)
+        more = f"; and {len(errors) - _MAX_ERRORS} more" if len(errors) > _MAX_ERRORS else ""
+        raise UserError("; ".join(errors[:_MAX_ERRORS]) + more)
     for url, name in zip(cfg.urls, names, strict=True):
         if name != names[0]:
             raise UserError(

@@ -75,6 +75,7 @@ class RewardStream:
         self._pending: dict[Key, _Pending] = {}
         self._changed = threading.Condition()
         self._fatal: Exception | None = None
+        self._is_closed = False
         self._dropped = 0
         self._collected = threading.local()
 
@@ -165,11 +166,12 @@ class RewardStream:
         """Return the episodes of a step that was not collected, for the store of a run that ends.
 
         An episode without an answer is failed. max_wait_s: max seconds to wait for pending answers,
-        which are paid for.
+        which are paid for; `close` ends the wait.
         """
         with self._changed:
             of_step = [pending for key, pending in self._pending.items() if key[1] == step]
-            self._wait(list(of_step), time.monotonic() + max_wait_s, lambda: False)
+            until = time.monotonic() + max_wait_s
+            self._wait(list(of_step), until, lambda: self._is_closed)
             return [
                 pending.final
                 or self._without_answer(
@@ -180,6 +182,9 @@ class RewardStream:
 
     def close(self) -> None:
         """Cancel pending calls. A second call does nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
         if self._thread is not None and self._answering is not None:
             self._thread.stop(self._answering.close)
 

@@ -94,9 +94,9 @@ def test_a_process_that_samples_the_same_again_has_their_scores(tmp_path):
     buffered = opened(tmp_path, cfg=config("generate"))
     buffered.store_rollouts(7, samples(0, "text"))
     buffered.store_scores(7, PendingGroup(samples(0, "text")), scores("a"))
-    reread = opened(tmp_path, cfg=config("generate"))
-    assert reread.read(7, [0, 1]) == []  # group 1 is missing: the stream gives both again
-    assert reread.pending(samples(0, "text")).scores() == scores("a")
-    assert not reread.pending(samples(0, "other")).was_stored
-    reread.read(8, [0, 1])
-    assert not reread.pending(samples(0, "text")).was_stored
+    restarted = opened(tmp_path, cfg=config("generate"))
+    assert restarted.read(7, [0, 1]) == []  # group 1 is missing: the stream gives both again
+    assert restarted.pending(samples(0, "text")).scores() == scores("a")
+    assert not restarted.pending(samples(0, "other")).was_stored
+    restarted.read(8, [0, 1])
+    assert not restarted.pending(samples(0, "text")).was_stored

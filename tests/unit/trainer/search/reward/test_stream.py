@@ -316,6 +316,19 @@ def test_answers_under_way_are_waited_for_when_the_run_ends(streams: Any) -> Non
     assert [sample.reward.value for sample in collected] == [0, 0.001, 0.002]
 
 
+def test_closing_ends_the_wait_for_answers_under_way(streams: Any) -> None:
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
+    stream.submit(episode("t1"))
+    wait_until(lambda: pipeline.started)
+    collected: list[Trajectory] = []
+    thread = threading.Thread(target=lambda: collected.extend(stream.so_far(1, 10 * PATIENCE_S)))
+    thread.start()
+    stream.close()
+    thread.join(PATIENCE_S)
+    assert [sample.judged.status for sample in collected if sample.judged] == ["failed"]
+
+
 def test_servers_are_checked_before_a_run(streams: Any) -> None:
     with pytest.raises(UserError, match="no generator is there"):
         streams(HeldAnswers()).check()
