@@ -62,7 +62,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "chat": "trainer.chat",
         "sft": "trainer.sft",
         "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.open trainer.runs.trl "
-        "trainer.runs.artifacts trainer.runs.cli.results",
+        "trainer.runs.artifacts trainer.runs.batches trainer.runs.cli.results",
         "command": "trainer.__main__",
     },
     "trainer.translation": {

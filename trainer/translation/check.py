@@ -46,6 +46,7 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
     findings = Findings()
     run_check = findings.run_check
     run_check("config", _config, cfg)
+    run_check("rl", _update, cfg)
     run_check("processes", lambda: (None, workload_of(cfg).check(processes)))
     train = run_check("data.train", _examples, cfg, None)
     sets = {name: run_check(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
@@ -85,10 +86,14 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
 
 def _config(cfg: TranslationConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    rewards = ", ".join(
-        f"{component.name} {component.weight(cfg.reward):g}" for component in weighted(cfg.reward)
+    components = weighted(cfg.reward)
+    return None, ", ".join(
+        f"{component.name} {component.weight(cfg.reward):g}" for component in components
     )
-    return None, (f"{cfg.rl.algorithm}, {rewards}; importance correction: {cfg.correction_summary}")
+
+
+def _update(cfg: TranslationConfig) -> tuple[None, str]:
+    return None, f"{cfg.rl.algorithm}; importance correction: {cfg.correction_summary}"
 
 
 def _examples(cfg: TranslationConfig, set_name: str | None) -> tuple[list[Example], str]:

@@ -128,7 +128,7 @@ def test_each_arm_differs_from_both_rewards_in_one_thing():
         "ndcg": weights,
         "judge": {"reward.preset", *weights},
         "forced-zero": {"reward.forced_completion"},
-        "ppo": {"rl.algorithm", "rl.clip_eps", "rl.clip_eps_high"},
+        "ppo": {"rl.algorithm", "rl.clip_eps", "rl.clip_eps_high", "rl.importance_mode"},
         "shuffled": set(),
         "rows": set(),
         "random": set(),

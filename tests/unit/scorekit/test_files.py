@@ -30,7 +30,8 @@ NO_WRITERS = {
     "scorekit/score_database.py",  # moves a broken file aside
     "synth/storage/answer_cache/repair.py",  # a SQLite file with its log
     "synth/report/views.py",  # appends
-    "trainer/rl/engines/vllm.py",  # weights for a server, unused after the run
+    "trainer/rl/engines/vllm_weights.py",  # weights for a server, unused after the run
+    "trainer/runs/batches/buffer.py",  # appends, and cuts an incomplete last line
 }
 
 

@@ -60,8 +60,8 @@ def message_of(findings: Findings, name: str) -> str:
 def test_a_run_that_can_start_is_told_what_it_has(settings: list[str]) -> None:
     findings = check(settings)
     assert not findings.failed
-    message = message_of(findings, "config")
-    assert message.startswith("ppo, ") and message.endswith("importance correction: off")
+    message = message_of(findings, "rl")
+    assert message.startswith("ppo; ") and message.endswith("importance correction: off")
     assert message_of(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); first: 'Open 0.'")
     assert "LlamaForCausalLM, " in message_of(findings, "policy.path")
     assert "no chat template, ends at </s>" in message_of(findings, "policy.tokenizer")
@@ -70,7 +70,7 @@ def test_a_run_that_can_start_is_told_what_it_has(settings: list[str]) -> None:
     assert message_of(findings, "prompts of data.train").endswith("and 8 for the translation")
     stale = check(settings, "rl.max_staleness=2", "rl.importance_mode=token_mask")
     expected = "importance correction: ratio of a token, masked outside 0.5 to 2"
-    assert message_of(stale, "config").endswith(expected)
+    assert message_of(stale, "rl").endswith(expected)
     assert "adapters trained" in message_of(check(settings, "policy.lora.r=2"), "policy.path")
 
 
