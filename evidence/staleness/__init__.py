@@ -1,0 +1,1 @@
+"""What the age of samples does to learning: bounds on staleness, a control, three seeds."""
