@@ -1,1 +1,1 @@
-"""What the age of samples does to learning: bounds on staleness, a control, three seeds."""
+"""Runs that show what the age of samples does to learning: bounds, controls, three seeds."""

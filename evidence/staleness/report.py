@@ -248,7 +248,7 @@ def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _curves(runs: Runs, metric: Metric, axes: Any) -> int:
     """Draw each arm's mean of the seeds, and each seed as a thin line; return how many arms."""
-    drawn = 0
+    num_arms = 0
     for name, color in _COLORS.items():
         for arm, style in ((name, "-"), (CONTROLS[name], "--")):
             if arm not in runs:
@@ -269,5 +269,5 @@ def _curves(runs: Runs, metric: Metric, axes: Any) -> int:
             axes.plot(
                 updates, means, style, color=color, label=ARMS[arm].title, linewidth=1.5, marker="."
             )
-            drawn += 1
-    return drawn
+            num_arms += 1
+    return num_arms

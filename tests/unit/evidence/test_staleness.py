@@ -145,9 +145,9 @@ def test_the_sentence_tells_a_difference_from_the_spread_of_the_seeds():
     assert text.startswith("**chrF.** Above its control, clear of 0 over the seeds: *max_stal")
     above = text.partition("seeds: ")[2].partition(".")[0]
     assert above == "*max_staleness 0*"  # 1 has no control in these results
-    one, four = text.split("less *max_staleness 0*: ")[1:]
-    assert one.startswith("+0.00 [") and "within the seeds' spread" in one
-    assert four.startswith("-2.00 [-2.25, -1.75], clear of 0")
+    of_1, of_4 = text.split("less *max_staleness 0*: ")[1:]
+    assert of_1.startswith("+0.00 [") and "within the seeds' spread" in of_1
+    assert of_4.startswith("-2.00 [-2.25, -1.75], clear of 0")
 
 
 def test_less_metricx_is_more_reward():
