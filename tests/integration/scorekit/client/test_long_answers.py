@@ -16,7 +16,6 @@ from scorekit.llm.http import ChatServer
 from scorekit.retrieval.client import Retriever
 from services.retriever.backends.pooling import Pooling
 from testing.servers import running_app
-from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_http import VLLMServer
 
 MOST = 2**20
@@ -54,7 +53,7 @@ async def _scored(url):
 
 
 async def _asked_vllm(url):
-    server = VLLMServer(VLLMConfig(url=url))
+    server = VLLMServer(url)
     try:
         await server.models()
     finally:
