@@ -26,7 +26,7 @@ from tests.kits.trainer.searching.policies import (
 )
 from tests.kits.trainer.searching.taught import Taught, taught
 from tests.kits.vllm import KEY, running_vllm
-from trainer.rl.config import PolicyConfig, SamplingConfig, VLLMConfig
+from trainer.rl.config import PolicyConfig, SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.vllm_http import VLLMServer
@@ -78,7 +78,7 @@ def reset_weights(served: tuple[str, Taught], monkeypatch: pytest.MonkeyPatch) -
     url, policy = served
 
     async def give() -> None:
-        server = VLLMServer(VLLMConfig(url=url))
+        server = VLLMServer(url)
         try:
             await server.reload(policy.policy, "default")
         finally:

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -66,20 +67,17 @@ def config(model: Path, run_dir: Path, urls: Sequence[str], rank: int) -> Transl
 
 @contextlib.contextmanager
 def two_servers(model: Path, folder: Path) -> Iterator[list[str]]:
-    """Yield the URLs of two servers, which start at the same time."""
-    with ExitStack() as stack:
-        urls: dict[int, str] = {}
+    """Yield the URLs of two servers, which start at the same time.
 
-        def start(number: int) -> None:
+    A server ends with the thread that has started it, so the threads live as long.
+    """
+    with ThreadPoolExecutor(2) as threads, ExitStack() as stack:
+
+        def start(number: int) -> str:
             server = running_vllm(model, folder / f"vllm{number}.log", *FLAGS, **VARIABLES)
-            urls[number] = stack.enter_context(server).removesuffix("/v1")
+            return stack.enter_context(server).removesuffix("/v1")
 
-        threads = [threading.Thread(target=start, args=(number,)) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        yield [urls[0], urls[1]]
+        yield list(threads.map(start, range(2)))
 
 
 @pytest.mark.parametrize("rank", [8, 0], ids=["adapters", "every weight"])
@@ -95,7 +93,7 @@ def test_a_run_goes_on_without_a_server_that_is_killed_and_it_returns(
 
     with ExitStack() as restarted, two_servers(model, tmp_path) as urls:
         cfg = config(model, tmp_path / "run", urls, rank)
-        killer = threading.Thread(target=kill_midway)
+        killer = threading.Thread(target=kill_midway, daemon=True)
         killer.start()
         with running_service(FakeBackend("metricx")) as scorer:
             reward = cfg.reward.model_copy(update={"metricx_urls": [scorer]})

@@ -232,18 +232,19 @@ def test_turns_of_a_silent_server_go_to_the_others(
 
 
 def test_a_server_that_answers_but_completes_nothing_is_left_out(
-    policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
+    monkeypatch.setattr(vllm_sync, "CHECK_S", 5.0)
     stubs = make_stubs(policy, "labels")
-    with serving(stubs, policy, tmp_path, "labels", timeout_s=4.0) as run:
+    with serving(stubs, policy, tmp_path, "labels") as run:
         stubs[0].blocked_prompts = {3}
-
-        async def prompts() -> list[Any]:
-            return await asyncio.gather(*(episode(run, number, 1) for number in range(2)))
-
-        for ((prompt, completion),) in asyncio.run(prompts()):
-            run.check(prompt, completion)
-        assert f"{run.urls[0]} is left out: it has completed nothing in 2 s" in caplog.text
+        thread, results = in_thread(episode(run, 1, 1))
+        wait_until(lambda: stubs[0].entered == 1)
+        run.sampler._pool.timeout_s = 8.0  # of which it has had half at the next check
+        thread.join()
+        ((prompt, completion),) = results[0]
+        run.check(prompt, completion)
+        assert f"{run.urls[0]} is left out: it has completed nothing in " in caplog.text
         stubs[0].release.set()
 
 
@@ -269,26 +270,28 @@ def test_a_prompt_that_no_server_completes_delays_no_other(policy: Path, tmp_pat
             return super().generate(body)
 
     stubs = [Picky(policy, routes=("dev", "ids")) for _ in range(2)]
-    with serving(stubs, policy, tmp_path, "labels", timeout_s=5.0) as run:
+    with serving(stubs, policy, tmp_path, "labels") as run:
 
         async def work() -> list[Any]:
-            bad = complete(run, seeded([7, 7, 2], 1))
-            good = (episode(run, number) for number in range(8))
-            return await asyncio.gather(bad, *good, return_exceptions=True)
+            bad = asyncio.create_task(complete(run, seeded([7, 7, 2], 1)))
+            episodes = await asyncio.gather(*(episode(run, number) for number in range(8)))
+            assert not bad.done()  # it is asked for until its time ends
+            bad.cancel()
+            return episodes
 
-        bad, *episodes = asyncio.run(work())
-        assert isinstance(bad, CompletionFailed)
-        for prompt, completion in (pair for pairs in episodes for pair in pairs):
+        for prompt, completion in (pair for pairs in asyncio.run(work()) for pair in pairs):
             run.check(prompt, completion)
 
 
 def test_without_any_server_a_turn_waits_and_then_fails(policy: Path, tmp_path: Path) -> None:
     stubs = make_stubs(policy, "adapters")
-    with serving(stubs, policy, tmp_path, "adapters", timeout_s=3.0) as run:
+    with serving(stubs, policy, tmp_path, "adapters") as run:
         for stub in stubs:
             stub.kill()
+        run.sampler._pool.timeout_s = 3.0
         with pytest.raises(CompletionFailed, match=r"gave no answer in timeout_s = 3 seconds"):
             asyncio.run(complete(run, seeded([3, 4, 2], 1)))
+        run.sampler._pool.timeout_s = 60.0
         for stub in stubs:
             stub.restart()
         wait_until(lambda: len(run.sampler._pool.up) == 2)

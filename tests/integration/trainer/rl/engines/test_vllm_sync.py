@@ -186,13 +186,14 @@ def test_weights_that_no_server_takes_are_an_error_in_time(
     policy: Path, tmp_path: Path, mode: str
 ) -> None:
     stubs = make_stubs(policy, mode)
-    with serving(stubs, policy, tmp_path, mode, timeout_s=3.0) as run:
+    with serving(stubs, policy, tmp_path, mode) as run:
         for stub in stubs:
             stub.refuses_weights = 400
         with pytest.raises(UserError, match="no weights now"):
             run.update()
         for stub in stubs:
             stub.refuses_weights = 503
+        run.sampler.cfg = run.sampler.cfg.model_copy(update={"timeout_s": 3.0})
         with pytest.raises(UserError, match="timeout_s = 3 seconds"):
             run.update()
 
@@ -200,7 +201,7 @@ def test_weights_that_no_server_takes_are_an_error_in_time(
 def test_a_server_that_is_slow_to_take_weights_is_left_out(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(vllm_sync, "CHECK_S", 0.5)
+    monkeypatch.setattr(vllm_sync, "CHECK_S", 2.0)
     stubs = make_stubs(policy, "labels")
     with serving(stubs, policy, tmp_path, "labels") as run:
         go = threading.Event()
