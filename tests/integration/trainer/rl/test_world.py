@@ -363,6 +363,7 @@ def test_threads_exchange_through_forks_while_the_main_thread_does(tmp_path, pro
 def test_threads_of_the_others_end_when_a_process_fails(tmp_path):
     module = "tests.kits.trainer.ranks.threads_of_ranks"
     result = forked(module, str(tmp_path), "--error", processes=2)
-    assert result.returncode != 0 and "in the middle" in result.stderr
-    assert "ended with an error" in result.stderr
+    assert result.returncode != 0
+    # Whichever process ends first: the launcher then ends the other, perhaps before it has printed.
+    assert "in the middle" in result.stderr or "ended with an error" in result.stderr
     assert not list(tmp_path.iterdir())
