@@ -26,7 +26,7 @@ from scorekit.report.page import chart_image
 BEGIN = "<!-- written by `python -m evidence.staleness --report` -->"
 END = "<!-- end of what is written on staleness -->"
 
-#: Arms of the charts. A control has the color of its arm and a dashed line.
+#: Arms of the charts. A control has the color of its arm and a dotted line.
 _COLORS = {FRESH: "C0", "stale-1": "C1", "stale-4": "C3"}
 
 Run = dict[str, Any]
@@ -247,10 +247,13 @@ def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _curves(runs: Runs, metric: Metric, axes: Any) -> int:
-    """Draw each arm's mean of the seeds, and each seed as a thin line; return how many arms."""
+    """Draw each arm's mean of the seeds, and each seed as a thin line; return how many arms.
+
+    The names have the space to the right of the curves.
+    """
     num_arms = 0
     for name, color in _COLORS.items():
-        for arm, style in ((name, "-"), (CONTROLS[name], "--")):
+        for arm, style, marker in ((name, "-", "."), (CONTROLS[name], ":", "x")):
             if arm not in runs:
                 continue
             curves = [
@@ -267,7 +270,16 @@ def _curves(runs: Runs, metric: Metric, axes: Any) -> int:
                     linewidth=0.7,
                 )
             axes.plot(
-                updates, means, style, color=color, label=ARMS[arm].title, linewidth=1.5, marker="."
+                updates,
+                means,
+                style,
+                color=color,
+                label=ARMS[arm].title,
+                linewidth=1.5,
+                marker=marker,
+                markersize=4,
             )
             num_arms += 1
+            axes.set_xlim(-1, 1.8 * updates[-1] + 1)
+            axes.set_xticks(updates)
     return num_arms

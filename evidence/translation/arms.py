@@ -132,6 +132,7 @@ class Plan:
             f"rl.num_updates={self.updates}",
             f"rl.warmup_updates={min(3, self.updates - 1)}",
             f"misc.save_every_n_updates={min(steps)}",
+            f"misc.keep_checkpoints={self.updates // min(steps)}",  # measured after all trainings
         ]
 
 

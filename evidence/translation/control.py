@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,7 +34,8 @@ POOL = 512  # samples to draw from: those of some eight updates
 class Dealer:
     """Decides whose reward each sample gets.
 
-    It draws when the first service asks for some samples. The other service gets the same draw.
+    It draws when the first service asks for some samples. The other service gets the same draw,
+    also if both ask at the same time, each from the thread of its server.
     """
 
     def __init__(self, pool: Sequence[Pair], seed: int) -> None:
@@ -43,10 +45,15 @@ class Dealer:
         """
         self._pool: deque[Pair] = deque(pool, maxlen=POOL)
         self._random = random.Random(seed)
+        self._lock = threading.Lock()
         self._open: dict[tuple[Pair, ...], tuple[str, list[Pair]]] = {}
 
     def deal(self, service: str, samples: Sequence[Pair]) -> list[Pair]:
         """Return for each sample the other sample whose reward it gets."""
+        with self._lock:
+            return self._deal(service, samples)
+
+    def _deal(self, service: str, samples: Sequence[Pair]) -> list[Pair]:
         key = tuple(samples)
         if key in self._open and self._open[key][0] != service:
             return self._open.pop(key)[1]

@@ -95,6 +95,16 @@ def test_a_quick_plan_has_a_batch_of_the_largest_age():
     assert plan.folder != make_plan(False, [], [1]).folder
 
 
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_checkpoints_that_are_measured_are_kept(quick):
+    plan = make_plan(quick, [], [1])
+    settings = dict(setting.split("=", 1) for setting in plan.settings)
+    every = int(settings["misc.save_every_n_updates"])
+    saved = list(range(every, plan.updates + 1, every))
+    stored = saved[-int(settings["misc.keep_checkpoints"]) :]
+    assert {step for part in plan.measured for step in part} <= set(stored)
+
+
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from threading import Barrier
 
 import pytest
 
@@ -117,6 +120,28 @@ def test_both_services_give_a_sample_the_reward_of_the_same_other_one():
     assert any(pair in samples for (pair,) in later)  # the pool follows the policy
 
 
+def test_both_services_get_the_same_draw_if_they_ask_at_the_same_time():
+    dealer = Dealer([(f"source {k}", f"translation {k}") for k in range(500)], seed=1)
+    requests = [[(f"new {k}", f"sample {j}") for j in range(8)] for k in range(300)]
+    both_ask = Barrier(2)
+
+    def deals_of(service):
+        deals = []
+        for samples in requests:
+            both_ask.wait(60)
+            deals.append(dealer.deal(service, samples))
+        return deals
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            metricx, xcomet = pool.map(deals_of, ("metricx", "xcomet"), timeout=120)
+    finally:
+        sys.setswitchinterval(interval)
+    assert metricx == xcomet
+
+
 def test_spans_of_another_text_cover_the_same_share_of_this_one():
     span = {"start": 5, "end": 10, "severity": "MAJOR", "confidence": 0.5, "text": "56789"}
     (fitted,) = fit_spans([span], "0123456789", "abcd")
@@ -154,6 +179,17 @@ def test_one_seed_of_every_arm_runs_before_the_others():
     assert runs[:4] == (("metricx", 1), ("spans", 1), ("both", 1), ("shuffled", 1))
     assert {seed for name, seed in runs if ARMS[name].ablation} == {1}
     assert len(set(runs)) == len(runs) == 4 * 3 + sum(arm.ablation for arm in ARMS.values())
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_the_checkpoints_that_are_measured_are_kept(quick):
+    plan = make_plan(quick, [], [1])
+    settings = dict(setting.split("=", 1) for setting in plan.settings)
+    every, number = (
+        int(settings[f"misc.{key}"]) for key in ("save_every_n_updates", "keep_checkpoints")
+    )
+    saved = list(range(every, plan.updates + 1, every))
+    assert {step for part in plan.measured for step in part} <= set(saved[-number:])
 
 
 def test_the_tables_show_what_was_learned_and_what_was_not():
