@@ -19,7 +19,7 @@ def reward_function(
 
     name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>.
     Prompts and completions may be texts or lists of chat messages. A completion that could not be
-    scored gets None; if the service cannot be reached at all, the function raises.
+    scored gets None; if the service answers for none of them, the function raises.
 
     Raises UserError if a setting is wrong.
     """
@@ -36,8 +36,8 @@ def reward_function(
             source.samples.sample(row, message_text(prompt), message_text(completion))
             for row, prompt, completion in zip(rows, prompts, completions, strict=True)
         ]
-        results = source.score(samples)
-        return [None if isinstance(r, Failed) else source.reward(r) for r in results]
+        results = source.score_each(samples)
+        return [None if r is None or isinstance(r, Failed) else source.reward(r) for r in results]
 
     rewards.__name__ = rewards.__qualname__ = name
     return rewards

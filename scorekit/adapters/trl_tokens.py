@@ -103,7 +103,7 @@ class SpanRewards:
 
         completion_ids: [B, T] as sampled. The text that is scored is decoded from them.
         Raises UserError if the service marks no spans or a severity has no weight, and
-        ServiceUnreachable if it cannot be reached at all.
+        ScorekitError if it answers for no completion.
         """
         self.credits = [None] * len(prompts)  # an exception must not leave those of the last call
         source = rewards_for(self._settings)
@@ -119,10 +119,10 @@ class SpanRewards:
             text = decode_completion(self._tokenizer, self._text_ids(ids))
             samples.append(source.samples.sample(row, message_text(prompt), text))
         rewards: list[float | None] = []
-        for index, result in enumerate(source.score(samples)):
+        for index, result in enumerate(source.score_each(samples)):
             credit = self._credit(completion_ids[index], result)
             self.credits[index] = credit
-            is_scored = credit is not None and not isinstance(result, Failed)
+            is_scored = isinstance(result, Scored) and credit is not None
             rewards.append(source.reward(result) if is_scored else None)  # type: ignore[arg-type]
         return rewards
 
@@ -140,8 +140,8 @@ class SpanRewards:
     def _text_ids(self, ids: Sequence[int]) -> Sequence[int]:
         return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
 
-    def _credit(self, ids: Sequence[int], result: Result) -> TokenCredit | None:
-        if isinstance(result, Failed):
+    def _credit(self, ids: Sequence[int], result: Result | None) -> TokenCredit | None:
+        if result is None or isinstance(result, Failed):
             return None
         if not isinstance(result, Scored) or result.error_spans is None:
             raise UserError(
@@ -214,7 +214,7 @@ class TokenAdvantageMixin:
             raise UserError(
                 f"advantage_norm: {advantage_norm!r} does not exist. Set one of {names}"
             )
-        self._advantage_options = {
+        self._advantage_options: dict[str, Any] = {
             "norm": advantage_norm,
             "center": center_groups,
             "eps": advantage_eps,
@@ -309,7 +309,7 @@ class TokenAdvantageMixin:
 
 @cache
 def _token_grpo_trainer() -> Any:
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     doc = "GRPOTrainer with token advantages (`TokenAdvantageMixin`)."
     body = {"__doc__": doc, "__module__": __name__}

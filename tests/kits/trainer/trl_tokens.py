@@ -34,7 +34,7 @@ class MarkingBackend(FakeBackend):
         score, size = fake_score(sample, 1.0), len(sample.mt)
         if score < self.fails:
             return {"score": float("nan")}
-        spans = [
+        spans: list[dict[str, Any]] = [
             {"start": size // 4, "end": size // 2, "severity": "MAJOR", "confidence": 0.5},
             {"start": size // 3, "end": size, "severity": "MINOR", "confidence": 0.5},
         ]
@@ -61,34 +61,29 @@ def make_trainer(
     """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     from scorekit.adapters.trl_tokens import TokenGRPOTrainer
 
-    config = GRPOConfig(
-        output_dir=str(folder),
-        **(
-            {
-                "max_steps": 1,
-                "per_device_train_batch_size": 16,
-                "num_generations": 4,
-                "max_completion_length": 12,
-                "temperature": 0.8,
-                "lr_scheduler_type": "constant",
-                "optim": "sgd",
-                "learning_rate": 0.1,
-                "max_grad_norm": 1.0,
-                "bf16": False,
-                "use_cpu": True,
-                "logging_steps": 1,
-                "save_strategy": "no",
-                "report_to": "none",
-                "disable_tqdm": True,
-                "seed": 3,
-            }
-            | (arguments or {})
-        ),
-    )
+    values: dict[str, Any] = {
+        "max_steps": 1,
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "temperature": 0.8,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "learning_rate": 0.1,
+        "max_grad_norm": 1.0,
+        "bf16": False,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    config = GRPOConfig(output_dir=str(folder), **(values | (arguments or {})))
     policy = str(DEMO / "models/policy")
     return TokenGRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
