@@ -77,8 +77,9 @@ def test_a_text_that_breaks_its_request_costs_no_other_text_its_reward(failure):
 @pytest.mark.parametrize("failure", ["429", "500", "503", "hang", "cut"])
 def test_a_service_that_answers_for_no_text_ends_the_call(failure):
     tokenizer = byte_level_tokenizer()
-    with failing(FakeBackend("xcomet"), failure, lambda sample: True) as (url, _):
+    with failing(FakeBackend("xcomet"), failure, lambda sample: sample.mt in TEXTS) as (url, _):
         spans = SpanRewards(url, tokenizer=tokenizer, **IMPATIENT)
+        assert None not in call(spans, ["another"], tokenizer) + spans.credits
         if failure == "500":  # each text by itself: none of them has a reward
             assert call(spans, TEXTS, tokenizer) == [None] * 4
         else:
@@ -190,6 +191,9 @@ def test_a_completion_that_one_function_could_not_score_has_no_reward(tmp_path):
     assert outputs[0]["num_items_in_batch"] == mask_BT.sum()
     (line,) = (line for line in trainer.state.log_history if "coverage" in line)
     assert line["coverage"] == 13 / 16 and 0 < line["penalized_tokens"] <= 1
+    # Completions without a reward are not in TRL's own mean either: 12 x -1 and -2, and the spans'.
+    scores = line["rewards/xcomet/mean"]
+    assert line["reward"] == pytest.approx(-14 / 13 + scores, rel=1e-5)
 
 
 class PartlyRead(MarkingBackend):
