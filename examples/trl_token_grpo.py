@@ -68,7 +68,6 @@ def train(
     """Train a policy by TRL with token advantages. The defaults suit the demo's policy."""
     check_service(metricx_url, "metricx")
     check_service(xcomet_url, "xcomet")
-    rows = prompt_rows(data, template)
 
     import torch
     from datasets import Dataset
@@ -78,9 +77,8 @@ def train(
     from scorekit.adapters.trl_tokens import TokenGRPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    spans = SpanRewards(
-        xcomet_url, tokenizer=tokenizer, weight=span_weight, src_key="src", name="xcomet"
-    )
+    metricx = reward_function(metricx_url, src_key="src", name="metricx")
+    spans = SpanRewards(xcomet_url, tokenizer=tokenizer, weight=span_weight, name="xcomet")
     on_gpu = torch.cuda.is_available()
     config = GRPOConfig(
         output_dir=str(output),
@@ -99,9 +97,9 @@ def train(
     )
     trainer = TokenGRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
-        reward_funcs=[reward_function(metricx_url, src_key="src", name="metricx"), spans],
+        reward_funcs=[metricx, spans],
         args=config,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list(prompt_rows(data, template)),
         processing_class=tokenizer,
         advantage_norm=advantage_norm,
     )

@@ -303,8 +303,8 @@ class TokenAdvantageMixin:
             sum(reward != 0 for reward in penalties) / max(1, sum(map(sum, all_valid)))
         )
         first = self.accelerator.process_index * len(valid)
-        own = slice(first, first + len(valid))
-        return advantages[own], [reward is not None for reward in rewards[own]]
+        local = slice(first, first + len(valid))
+        return advantages[local], [reward is not None for reward in rewards[local]]
 
 
 @cache

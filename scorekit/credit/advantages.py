@@ -40,21 +40,25 @@ def compute_advantages(
     """
     _check_finite(rewards, token_rewards)
     scored = [index for index, reward in enumerate(rewards) if reward is not None]
-    own = {index: float(rewards[index] or 0.0) for index in scored}
+    rewards_by_sample = {index: float(rewards[index] or 0.0) for index in scored}
     members: dict[Hashable, list[int]] = {}
     for index in scored:
         members.setdefault(groups[index], []).append(index)
     if center:
         for indices in members.values():
-            mean = math.fsum(own[index] for index in indices) / len(indices)
-            own |= {index: own[index] - mean for index in indices}
+            mean = math.fsum(rewards_by_sample[index] for index in indices) / len(indices)
+            rewards_by_sample |= {index: rewards_by_sample[index] - mean for index in indices}
     advantages = [[0.0] * len(row) for row in valid]
     if norm == "grpo":
         for indices in members.values():
-            own |= zip(indices, _group_scores([own[index] for index in indices], eps), strict=True)
-        values = _added(own, token_rewards, valid)
+            rewards_by_sample |= zip(
+                indices,
+                _group_scores([rewards_by_sample[index] for index in indices], eps),
+                strict=True,
+            )
+        values = _added(rewards_by_sample, token_rewards, valid)
     else:
-        values = _added(own, token_rewards, valid)
+        values = _added(rewards_by_sample, token_rewards, valid)
         batches = [scored] if norm == "batch" else list(members.values())
         for indices in batches:
             _normalize([values[index] for index in indices], eps)
@@ -73,7 +77,9 @@ def _check_finite(
 
 
 def _added(
-    own: dict[int, float], token_rewards: Sequence[Sequence[float]], valid: Sequence[Sequence[bool]]
+    rewards_by_sample: dict[int, float],
+    token_rewards: Sequence[Sequence[float]],
+    valid: Sequence[Sequence[bool]],
 ) -> dict[int, dict[int, float]]:
     """Return sequence reward plus token reward of each valid token, by sample and token."""
     return {
@@ -84,7 +90,7 @@ def _added(
             )
             if is_valid
         }
-        for index, reward in own.items()
+        for index, reward in rewards_by_sample.items()
     }
 
 

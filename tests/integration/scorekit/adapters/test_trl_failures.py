@@ -86,9 +86,11 @@ def test_a_service_that_answers_for_no_text_ends_the_call(failure):
             with pytest.raises(ScorekitError):
                 call(spans, TEXTS, tokenizer)
         assert spans.credits == [None] * 4  # not those of an earlier call
-    gone = SpanRewards(f"http://127.0.0.1:{free_port()}", tokenizer=tokenizer, deadline_s=0.5)
+    unreachable = SpanRewards(
+        f"http://127.0.0.1:{free_port()}", tokenizer=tokenizer, deadline_s=0.5
+    )
     with pytest.raises(ScorekitError):
-        call(gone, TEXTS, tokenizer)
+        call(unreachable, TEXTS, tokenizer)
 
 
 def test_texts_that_are_refused_or_have_no_finite_score_have_no_reward():

@@ -44,7 +44,7 @@ def test_a_token_has_a_penalty_iff_its_characters_are_in_the_span(
 ) -> None:
     """Check texts with combining marks and characters of several tokens, cut at any token."""
     tokenizer = TOKENIZERS[name]()
-    pieces = [
+    characters = [
         "e\u0301",
         "o\u0308\u0323",
         "한",
@@ -57,11 +57,11 @@ def test_a_token_has_a_penalty_iff_its_characters_are_in_the_span(
         "word",
         ".",
     ]
-    text = "".join(data.draw(st.lists(st.sampled_from(pieces), min_size=1, max_size=8)))
+    text = "".join(data.draw(st.lists(st.sampled_from(characters), min_size=1, max_size=8)))
     ids = ids_of(tokenizer, text)
     ids = ids[: data.draw(st.integers(1, len(ids)))]
-    where = data.draw(st.integers(0, len(ids)))
-    ids = [*ids[:where], tokenizer.eos_token_id, *ids[where:], tokenizer.eos_token_id]
+    position = data.draw(st.integers(0, len(ids)))
+    ids = [*ids[:position], tokenizer.eos_token_id, *ids[position:], tokenizer.eos_token_id]
     alignment = align_completion(tokenizer, ids)
     size = len(alignment.text)
     start = data.draw(st.integers(0, size))
@@ -72,7 +72,7 @@ def test_a_token_has_a_penalty_iff_its_characters_are_in_the_span(
     hits = [bool(set(range(*offset)) & set(range(start, end))) for offset in alignment.offsets]
     assert credit.rewards == [-5.0 if hit else 0.0 for hit in hits]
     assert credit.missed_spans == 0 and (start == end or any(hits))
-    assert credit.rewards[where] == credit.rewards[-1] == 0.0
+    assert credit.rewards[position] == credit.rewards[-1] == 0.0
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
