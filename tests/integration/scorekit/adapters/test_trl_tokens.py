@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
-from scorekit.credit import align_completion, spans_to_token_rewards
+from scorekit.credit import align_completion, compute_advantages, spans_to_token_rewards
 from scorekit.schemas import ErrorSpan, TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import running_service
@@ -138,3 +142,25 @@ def test_an_update_is_that_of_our_trainer(
     for index in left_out:
         assert not recorded.output["advantages"][index].any()
         assert not recorded.output["tool_mask"][index].any()
+
+
+def test_two_processes_normalize_over_the_batch_of_both(metricx, marking, tmp_path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    module = ["-m", "tests.kits.trainer.ranks.trl_tokens", str(tmp_path), metricx, marking]
+    done = subprocess.run([*command, *module], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))
+    assert first["rewards"] == second["rewards"] and len(first["rewards"]) == 8
+    sums = [sum(row) for row in first["rewards"]]  # NaN in a row without a reward
+    rewards = [None if math.isnan(reward) else reward for reward in sums]
+    assert None in rewards
+    expected = compute_advantages(
+        rewards,
+        first["token_rewards"] + second["token_rewards"],
+        first["valid"] + second["valid"],
+        [0] * 4 + [1] * 4,
+    )
+    for row, expected_row in zip(first["advantages"] + second["advantages"], expected, strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-5, abs=1e-6)
+    assert first["num_items"] == second["num_items"] == first["trained"] + second["trained"]
+    assert first["trained"] and second["trained"]
