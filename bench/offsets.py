@@ -20,10 +20,10 @@ from typing import Any
 
 from bench.common import ROOT, Measurement, run
 from demo.madlad_shard import documents
+from scorekit.credit.offsets import compute_token_char_offsets
+from scorekit.credit.spans import spans_to_token_rewards
 from scorekit.schemas import ErrorSpan, Severity
-from trainer.translation.offsets import compute_token_char_offsets
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.credit import spans_to_token_rewards
 
 TOKENS = 512
 SPANS = 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,11 +13,13 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from scorekit.client import SyncScoringClient
+from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.config import describe_validation_error
-from scorekit.errors import UserError
+from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.prompts import FIELDS, load_postprocess, load_template
 from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
+
+log = logging.getLogger(__name__)
 
 #: Some trainers send one completion per request, from many threads.
 MAX_IN_FLIGHT = 256
@@ -217,6 +221,44 @@ class Rewards:
     def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
         """Return the results of samples. See ScoringClient.score."""
         return self._client.score(samples, options_for(self._client.limits(), self.settings))
+
+    def score_each(self, samples: Sequence[Mapping[str, str]]) -> list[Result | None]:
+        """Return the results of samples, or None for a sample whose request fails.
+
+        If a request of many fails, each sample is requested alone, all at once and each with its
+        own deadline: one text that a service cannot answer must not cost the others their score.
+        What the service has scored before, it answers from its cache.
+
+        Raises ScorekitError if no sample has an answer, and UserError for a wrong setting.
+        """
+        try:
+            return list(self.score(samples))
+        except UserError:
+            raise
+        except ScorekitError as error:
+            if len(samples) == 1:
+                raise
+            log.warning("%s. Each of %d samples is requested alone", error, len(samples))
+            results = self._score_alone(samples)
+            if all(result is None for result in results):
+                raise
+            log.warning("%d of %d samples have no answer", results.count(None), len(results))
+            return results
+
+    def _score_alone(self, samples: Sequence[Mapping[str, str]]) -> list[Result | None]:
+        options = options_for(self._client.limits(), self.settings)
+
+        async def score_one(client: ScoringClient, sample: Mapping[str, str]) -> Result | None:
+            try:
+                return (await client.score([sample], options))[0]
+            except (ServiceUnreachable, RequestError) as error:
+                log.debug("no answer for %r: %s", sample, error)
+                return None
+
+        async def score_all(client: ScoringClient) -> list[Result | None]:
+            return await asyncio.gather(*(score_one(client, sample) for sample in samples))
+
+        return self._client.run(score_all)
 
     def reward(self, result: Scored | JudgeScored) -> float:
         """Return the reward of a result of `score`."""

@@ -5,7 +5,7 @@ trainer = GRPOTrainer(..., reward_funcs=reward_function("http://127.0.0.1:8001",
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
@@ -19,7 +19,7 @@ def reward_function(
 
     name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>.
     Prompts and completions may be texts or lists of chat messages. A completion that could not be
-    scored gets None; if the service cannot be reached at all, the function raises.
+    scored gets None; if the service answers for none of them, the function raises.
 
     Raises UserError if a setting is wrong.
     """
@@ -31,22 +31,26 @@ def reward_function(
         prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
         source = rewards_for(resolved_settings)
-        rows = [
-            {key: values[k] for key, values in columns.items() if _is_column(values, prompts)}
-            for k in range(len(prompts))
-        ]
+        rows = rows_of_columns(columns, len(prompts))
         samples = [
             source.samples.sample(row, message_text(prompt), message_text(completion))
             for row, prompt, completion in zip(rows, prompts, completions, strict=True)
         ]
-        results = source.score(samples)
-        return [None if isinstance(r, Failed) else source.reward(r) for r in results]
+        results = source.score_each(samples)
+        return [None if r is None or isinstance(r, Failed) else source.reward(r) for r in results]
 
     rewards.__name__ = rewards.__qualname__ = name
     return rewards
 
 
-def _is_column(values: Any, prompts: Sequence[Any]) -> bool:
-    """Return True for a column of the dataset. TRL also passes its state and two functions for
-    logging by keyword."""
-    return isinstance(values, list) and len(values) == len(prompts)
+def rows_of_columns(columns: Mapping[str, Any], num_rows: int) -> list[dict[str, Any]]:
+    """Return the dataset's rows from what TRL passes by keyword.
+
+    It passes its state and two functions for logging, too; these are no columns.
+    """
+    names = [name for name, values in columns.items() if _is_column(values, num_rows)]
+    return [{name: columns[name][index] for name in names} for index in range(num_rows)]
+
+
+def _is_column(values: Any, num_rows: int) -> bool:
+    return isinstance(values, list) and len(values) == num_rows

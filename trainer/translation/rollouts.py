@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from scorekit.credit.offsets import DecodeConfig, align_completion
 from scorekit.prompts import load_postprocess
 from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_distributed
@@ -15,7 +16,6 @@ from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.sampler import SampledCompletion, Sampler, check_untruncated
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
-from trainer.translation.offsets import DecodeConfig, align_completion
 from trainer.translation.prompting import Prompt, check_prompts, prompt_text
 
 

@@ -134,9 +134,9 @@ def test_the_two_systems_are_told_apart_by_nothing_but_their_translations():
 # -- TRL ------------------------------------------------------------------------------------------
 
 
-def _train(*flags, env):
+def _train(*flags, env, script="trl_grpo.py"):
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / "trl_grpo.py"), *flags],
+        [sys.executable, str(EXAMPLES / script), *flags],
         capture_output=True,
         text=True,
         timeout=600,
@@ -159,6 +159,21 @@ def test_trl_takes_two_steps_by_the_services_rewards(services, tmp_path):
     assert (tmp_path / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
+def test_trl_takes_two_steps_with_token_advantages(services, tmp_path):
+    flags = ("--steps", "2", "--sources", "2", "--samples", "4", "--output", str(tmp_path))
+    result = _train(*flags, env=services, script="trl_token_grpo.py")
+    assert result.returncode == 0, result.stderr
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["global_step"] == 2
+    for step in state["log_history"][:2]:
+        assert step["coverage"] == 1 and step["grad_norm"] > 0
+        assert 0 < step["penalized_tokens"] <= 1
+        assert -20 <= step["rewards/metricx/mean"] <= 5 and 0 < step["rewards/xcomet/mean"] < 1
+        assert step["reward"] == pytest.approx(step["rewards/metricx/mean"], abs=1e-3)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_a_completion_that_one_service_could_not_score_has_no_reward():
     script = runpy.run_path(str(EXAMPLES / "trl_grpo.py"))
     logged = {}
@@ -169,10 +184,11 @@ def test_a_completion_that_one_service_could_not_score_has_no_reward():
     assert logged == {"metricx_reward": -2.0, "xcomet_score": 0.375, "scored": 1 / 3}
 
 
-def test_the_wrong_service_is_told_before_weights_load():
+@pytest.mark.parametrize("script", ["trl_grpo.py", "trl_token_grpo.py"])
+def test_the_wrong_service_is_told_before_weights_load(script):
+    flags = ("--policy", "/nowhere", "--metricx-url")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with running_service(FakeBackend("xcomet")) as url:
-        result = _train(
-            "--metricx-url", url, "--policy", "/nowhere", env=os.environ | {"PYTHONPATH": str(ROOT)}
-        )
+        result = _train(*flags, url, env=environment, script=script)
     assert result.returncode == 2
     assert result.stderr == f"error: {url} is a xcomet service, not metricx\n"

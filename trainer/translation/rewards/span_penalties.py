@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from scorekit.credit.spans import combine_sources, covered_tokens, spans_to_token_rewards
 from scorekit.errors import ScorekitError
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
 from trainer.translation.rewards.reward_batch import ServiceName
 from trainer.translation.rewards.sample_reward import SampleReward, SpanPenalties
 from trainer.translation.rollouts import TranslationRollout
@@ -51,11 +51,9 @@ def settle_spans(reward: SampleReward, cfg: RewardConfig) -> None:
     """
     if not reward.span_penalties:
         return
-    # The larger penalty is the lower one.
-    combine = sum if cfg.span_sources_combine == "sum" else min
     penalties, covered = zip(*reward.span_penalties.values(), strict=True)
-    for token, token_penalties in enumerate(zip(*penalties, strict=True)):
-        reward.token_rewards[token] += combine(token_penalties)
+    for token, penalty in enumerate(combine_sources(penalties, cfg.span_sources_combine)):
+        reward.token_rewards[token] += penalty
     read = [all(flags) for flags in zip(*covered, strict=True)]
     reward.uncovered_tokens = read.count(False)
     if cfg.uncovered == "exclude":

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from scorekit.credit.spans import severity_weight
 from scorekit.schemas import Scored
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
 from trainer.translation.rewards.component import RewardComponent, coverage_stats, score_stat
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.credit import severity_weight
 from trainer.translation.rewards.reward_batch import MQM
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.span_penalties import add_span_penalties

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorekit.credit.offsets import compute_token_char_offsets
+from scorekit.credit.spans import covered_tokens, spans_to_token_rewards
 from scorekit.errors import UserError
 from scorekit.schemas import ErrorSpan
 from tests.kits.trainer.runs import byte_level_tokenizer
-from trainer.translation.offsets import compute_token_char_offsets
-from trainer.translation.rewards.credit import covered_tokens, spans_to_token_rewards
 
 WEIGHTS = {"MINOR": -1.0, "MAJOR": -5.0, "CRITICAL": -10.0}
 TEXT = "abcdefgh"

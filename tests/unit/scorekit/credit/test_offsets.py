@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.kits.trainer.runs import byte_fallback_tokenizer, byte_level_tokenizer
-from trainer.translation.offsets import (
+from scorekit.credit.offsets import (
     DecodeConfig,
     align_completion,
     compute_token_char_offsets,
     decode_completion,
 )
+from tests.kits.trainer.runs import byte_fallback_tokenizer, byte_level_tokenizer
 
 RAW = DecodeConfig(lambda text: text)
 TEXTS = st.text(

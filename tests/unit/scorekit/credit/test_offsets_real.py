@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scorekit.credit.offsets import Alignment, DecodeConfig, align_completion, decode_completion
 from tests.kits.real_tokenizers import NAMES, real_tokenizer
-from trainer.translation.offsets import Alignment, DecodeConfig, align_completion, decode_completion
 
 RAW = DecodeConfig(lambda text: text)
 HARD = {

@@ -1,0 +1,323 @@
+"""Token advantages in TRL's GRPOTrainer: error spans of a scoring service become token rewards.
+
+from scorekit.adapters.trl_tokens import SpanRewards, TokenGRPOTrainer
+
+spans = SpanRewards("http://127.0.0.1:8002", tokenizer=tokenizer, src_key="src", name="xcomet")
+trainer = TokenGRPOTrainer(..., reward_funcs=[metricx, spans], advantage_norm="batch")
+
+The overridden methods are those of TRL 1.16. TRL and torch are imported when `TokenGRPOTrainer` is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_args
+
+from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
+from scorekit.adapters.trl import rows_of_columns
+from scorekit.credit import (
+    SEVERITY_WEIGHTS,
+    AdvantageNorm,
+    DecodeConfig,
+    TokenCredit,
+    assign_credit,
+    combine_sources,
+    compute_advantages,
+    decode_completion,
+)
+from scorekit.credit.spans import Combine, OverlapPolicy
+from scorekit.errors import UserError
+from scorekit.prompts import load_postprocess
+from scorekit.schemas import Failed, Result, Scored
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+
+class SpanRewards:
+    """A reward function of TRL whose service marks error spans.
+
+    It returns the service's score as the sequence reward of each completion (`reward_weights=[0]`
+    leaves that out of the sum), and stores the token rewards of the call for `TokenGRPOTrainer`:
+    one request gives both. A completion without a score, or whose spans do not fit its text, has
+    neither.
+    """
+
+    def __init__(
+        self,
+        url: str | Sequence[str] | None = None,
+        *,
+        tokenizer: Any,
+        severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
+        weight: float = 1.0,
+        stop_ids: Sequence[int] | None = None,
+        overlap_policy: OverlapPolicy = "any_overlap",
+        overlap_threshold: float = 0.5,
+        combine: Combine = "sum",
+        use_confidence: bool = False,
+        name: str = "spans",
+        **settings: Any,
+    ) -> None:
+        """Check the settings; nothing is requested yet.
+
+        tokenizer: the policy's. weight: of the token rewards. stop_ids: ids that end a completion
+        and are no part of its text; None: the tokenizer's EOS. name: the name in TRL's log.
+        settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>. For the other arguments see
+        `scorekit.credit.assign_credit`.
+        Raises UserError if a setting is wrong.
+        """
+        self._settings = reward_settings(**(settings if url is None else {"url": url, **settings}))
+        rewards_for(self._settings)  # raises now if a pattern is wrong
+        if not math.isfinite(weight):
+            raise UserError(f"weight: {weight} is not finite. Set a number")
+        self._tokenizer = tokenizer
+        self._weight = weight
+        eos = getattr(tokenizer, "eos_token_id", None)
+        default_stops = [] if eos is None else [eos]
+        self._stop_ids = default_stops if stop_ids is None else list(stop_ids)
+        self._decode_cfg = DecodeConfig(load_postprocess(self._settings.postprocess))
+        self._severity_weights = dict(severity_weights)
+        self._options: dict[str, Any] = {
+            "overlap_policy": overlap_policy,
+            "overlap_threshold": overlap_threshold,
+            "combine": combine,
+            "use_confidence": use_confidence,
+        }
+        self.__name__ = self.__qualname__ = name
+        #: Of each completion of the last call, in its order; None: it has no reward.
+        self.credits: list[TokenCredit | None] = []
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Sequence[Sequence[int]],
+        **columns: Any,
+    ) -> list[float | None]:
+        """Return the reward of each completion, or None, and store its token rewards.
+
+        completion_ids: [B, T] as sampled. The text that is scored is decoded from them.
+        Raises UserError if the service marks no spans or a severity has no weight, and
+        ScorekitError if it answers for no completion.
+        """
+        self.credits = [None] * len(prompts)  # an exception must not leave those of the last call
+        source = rewards_for(self._settings)
+        samples = []
+        for row, prompt, completion, ids in zip(
+            rows_of_columns(columns, len(prompts)),
+            prompts,
+            completions,
+            completion_ids,
+            strict=True,
+        ):
+            _check_single_turn(completion)
+            text = decode_completion(self._tokenizer, self._text_ids(ids))
+            samples.append(source.samples.sample(row, message_text(prompt), text))
+        rewards: list[float | None] = []
+        for index, result in enumerate(source.score_each(samples)):
+            credit = self._credit(completion_ids[index], result)
+            self.credits[index] = credit
+            is_scored = isinstance(result, Scored) and credit is not None
+            rewards.append(source.reward(result) if is_scored else None)  # type: ignore[arg-type]
+        return rewards
+
+    def token_rewards(self) -> list[list[float] | None]:
+        """Return the weighted token rewards of the last call, [B, T]; None: no reward."""
+        return [
+            None if credit is None else [self._weight * reward for reward in credit.rewards]
+            for credit in self.credits
+        ]
+
+    def covered(self) -> list[list[bool] | None]:
+        """Return which tokens the service has read in the last call, [B, T]; None: no reward."""
+        return [None if credit is None else credit.covered for credit in self.credits]
+
+    def _text_ids(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+
+    def _credit(self, ids: Sequence[int], result: Result | None) -> TokenCredit | None:
+        if result is None or isinstance(result, Failed):
+            return None
+        if not isinstance(result, Scored) or result.error_spans is None:
+            raise UserError(
+                f"{self.__name__}: {self._settings.url[0]} marks no error spans. Give the URL of a "
+                "service that does (xcomet, or a judge with task mqm)"
+            )
+        try:
+            credit = assign_credit(
+                self._tokenizer,
+                ids,
+                result.error_spans,
+                self._severity_weights,
+                decode_cfg=self._decode_cfg,
+                stop_ids=self._stop_ids,
+                mt_covered=result.mt_covered,
+                **self._options,
+            )
+        except ValueError as error:  # a span outside the text
+            log.warning("%s: a completion has no reward: %s", self.__name__, error)
+            return None
+        if credit.missed_spans:
+            log.warning("%s: %d spans hit no token", self.__name__, credit.missed_spans)
+        return credit
+
+
+def _check_single_turn(completion: Any) -> None:
+    if not isinstance(completion, str) and len(completion) > 1:
+        raise UserError(
+            "a completion has several messages (tool calls?): spans can be assigned to the tokens "
+            "of one message only. Train without tools"
+        )
+
+
+class TokenAdvantageMixin:
+    """A mixin for TRL's GRPOTrainer, listed before it among the bases of a class.
+
+    The advantage of a token is computed from the sum of all reward functions, each times its
+    weight, plus the token rewards of those that are `SpanRewards`. A completion for which one
+    function gave None, NaN or infinity has no reward: no mean counts it, its advantages are 0 and
+    its tokens leave the loss.
+    """
+
+    accelerator: Any
+    args: Any
+    beta: float
+    model: Any
+    num_generations: int
+    num_generations_eval: int
+    reward_funcs: list[Any]
+    reward_weights: Tensor
+    _metrics: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        advantage_norm: AdvantageNorm = "batch",
+        center_groups: bool = False,
+        advantage_eps: float = 1e-8,
+        **kwargs: Any,
+    ) -> None:
+        """Make the trainer.
+
+        advantage_norm, center_groups, advantage_eps: `norm`, `center` and `eps` of
+        `scorekit.credit.compute_advantages`. The other arguments are GRPOTrainer's.
+        Raises UserError if no reward function is a SpanRewards, or if an option of TRL would have
+        no effect.
+        """
+        if advantage_norm not in get_args(AdvantageNorm):
+            names = ", ".join(get_args(AdvantageNorm))
+            raise UserError(
+                f"advantage_norm: {advantage_norm!r} does not exist. Set one of {names}"
+            )
+        self._advantage_options: dict[str, Any] = {
+            "norm": advantage_norm,
+            "center": center_groups,
+            "eps": advantage_eps,
+        }
+        super().__init__(*args, **kwargs)
+        if not self._span_rewards:
+            raise UserError("reward_funcs: no SpanRewards among them. Add one, or use GRPOTrainer")
+        for option, default in (
+            ("scale_rewards", "group"),
+            ("multi_objective_aggregation", "sum_then_normalize"),
+        ):
+            if getattr(self.args, option, default) != default:
+                raise UserError(f"{option}: has no effect on token advantages. Set advantage_norm")
+
+    @property
+    def _span_rewards(self) -> list[SpanRewards]:
+        return [function for function in self.reward_funcs if isinstance(function, SpanRewards)]
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the rewards [B, functions] of all processes; NaN in the whole row if one is
+        missing."""
+        rewards: Tensor = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+        is_missing = ~rewards.isfinite().all(dim=1)
+        self._rewards = rewards.masked_fill(is_missing[:, None], math.nan)
+        return self._rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        """Return TRL's batch with `advantages` [B, T], and a mask of the tokens to train on."""
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        mask_BT = output["completion_mask"]
+        if "tool_mask" in output:
+            mask_BT = mask_BT * output["tool_mask"]
+        valid, token_rewards = self._token_rows(mask_BT.bool().tolist())
+        advantages, is_scored = self._advantages(valid, token_rewards)
+        trained_BT = mask_BT * mask_BT.new_tensor(is_scored)[:, None]
+        if self.beta == 0.0:  # else every token keeps its KL term
+            trained_BT = trained_BT * mask_BT.new_tensor(valid)
+        output["advantages"] = output["advantages"].new_tensor(advantages)
+        output["tool_mask"] = trained_BT
+        output["num_items_in_batch"] = self.accelerator.gather(trained_BT.sum()).sum()
+        return output
+
+    def _token_rows(self, mask: list[list[bool]]) -> tuple[list[list[bool]], list[list[float]]]:
+        """Return the valid tokens and the token rewards of this process's rows, both [B, T]."""
+        valid = [list(row) for row in mask]
+        token_rewards = [[0.0] * len(row) for row in mask]
+        sources = [
+            zip(function.token_rewards(), function.covered(), strict=True)
+            for function in self._span_rewards
+        ]
+        for index, row in enumerate(zip(*sources, strict=True)):
+            for rewards, covered in row:
+                if rewards is None or covered is None:
+                    continue  # the row has no sequence reward either
+                missing = len(mask[index]) - len(rewards)
+                padded = [*rewards, *[0.0] * missing]
+                token_rewards[index] = combine_sources([token_rewards[index], padded])
+                for token, is_covered in enumerate(covered):
+                    valid[index][token] &= is_covered
+        return valid, token_rewards
+
+    def _advantages(
+        self, valid: list[list[bool]], token_rewards: list[list[float]]
+    ) -> tuple[list[list[float]], list[bool]]:
+        """Return the advantages of this process's rows [B, T], and which rows have a reward [B].
+
+        Means and deviations are those of all processes.
+        """
+        from accelerate.utils import gather_object
+
+        is_training = self.model.training
+        group_size = self.num_generations if is_training else self.num_generations_eval
+        weights = self.reward_weights.to(self._rewards.device).double()
+        sums = (self._rewards.double() * weights).sum(dim=1).tolist()
+        rewards = [reward if math.isfinite(reward) else None for reward in sums]
+        all_valid, all_token_rewards = gather_object(valid), gather_object(token_rewards)
+        groups = [index // group_size for index in range(len(rewards))]
+        advantages = compute_advantages(
+            rewards, all_token_rewards, all_valid, groups, **self._advantage_options
+        )
+        metrics = self._metrics["train" if is_training else "eval"]
+        num_scored = sum(reward is not None for reward in rewards)
+        metrics["coverage"].append(num_scored / len(rewards))
+        penalties = [reward for row in all_token_rewards for reward in row]
+        metrics["penalized_tokens"].append(
+            sum(reward != 0 for reward in penalties) / max(1, sum(map(sum, all_valid)))
+        )
+        first = self.accelerator.process_index * len(valid)
+        local = slice(first, first + len(valid))
+        return advantages[local], [reward is not None for reward in rewards[local]]
+
+
+@cache
+def _token_grpo_trainer() -> Any:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    doc = "GRPOTrainer with token advantages (`TokenAdvantageMixin`)."
+    body = {"__doc__": doc, "__module__": __name__}
+    return type("TokenGRPOTrainer", (TokenAdvantageMixin, GRPOTrainer), body)
+
+
+def __getattr__(name: str) -> Any:
+    """Return `TokenGRPOTrainer`, which needs TRL: it is imported with the class."""
+    if name == "TokenGRPOTrainer":
+        return _token_grpo_trainer()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

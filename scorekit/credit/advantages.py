@@ -1,0 +1,117 @@
+"""Advantages of tokens from sequence and token rewards, for trainers of other projects.
+
+The formulas are those of the project's own trainer (arXiv 2601.09012, section 4; GRPO: arXiv
+2402.03300, section 4.1.2), on plain lists, in float64.
+
+Shapes: B samples, T tokens of each (rows may differ in length).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Literal
+
+AdvantageNorm = Literal["batch", "group", "grpo"]
+
+
+def compute_advantages(
+    rewards: Sequence[float | None],
+    token_rewards: Sequence[Sequence[float]],
+    valid: Sequence[Sequence[bool]],
+    groups: Sequence[Hashable],
+    *,
+    norm: AdvantageNorm = "batch",
+    center: bool = False,
+    eps: float = 1e-8,
+) -> list[list[float]]:
+    """Return the advantage of each token, [B, T]: 0 where `valid` is False.
+
+    rewards: [B] sequence reward; None: the sample has no reward. Its advantages are 0, and no mean
+    or deviation counts it.
+    token_rewards: [B, T] rewards that are added on single tokens.
+    valid: [B, T] tokens to train on.
+    groups: [B] the prompt of each sample.
+    norm: `batch`: (A - mean) / (deviation + eps) over all valid tokens; `group`: over those of each
+    prompt; `grpo`: the sequence rewards of each prompt are normalized (n - 1 in the deviation), and
+    the token rewards added unchanged.
+    center: subtract the mean sequence reward of a prompt first.
+    Raises ValueError for a reward that is not finite, and for rows of different lengths.
+    """
+    _check_finite(rewards, token_rewards)
+    scored = [index for index, reward in enumerate(rewards) if reward is not None]
+    rewards_by_sample = {index: float(rewards[index] or 0.0) for index in scored}
+    members: dict[Hashable, list[int]] = {}
+    for index in scored:
+        members.setdefault(groups[index], []).append(index)
+    if center:
+        for indices in members.values():
+            mean = math.fsum(rewards_by_sample[index] for index in indices) / len(indices)
+            rewards_by_sample |= {index: rewards_by_sample[index] - mean for index in indices}
+    advantages = [[0.0] * len(row) for row in valid]
+    if norm == "grpo":
+        for indices in members.values():
+            rewards_by_sample |= zip(
+                indices,
+                _group_scores([rewards_by_sample[index] for index in indices], eps),
+                strict=True,
+            )
+        values = _added(rewards_by_sample, token_rewards, valid)
+    else:
+        values = _added(rewards_by_sample, token_rewards, valid)
+        batches = [scored] if norm == "batch" else list(members.values())
+        for indices in batches:
+            _normalize([values[index] for index in indices], eps)
+    for index, row in values.items():
+        for token, value in row.items():
+            advantages[index][token] = value
+    return advantages
+
+
+def _check_finite(
+    rewards: Sequence[float | None], token_rewards: Sequence[Sequence[float]]
+) -> None:
+    for index, (reward, row) in enumerate(zip(rewards, token_rewards, strict=True)):
+        if reward is not None and not all(map(math.isfinite, [reward, *row])):
+            raise ValueError(f"sample {index}: its rewards are not finite. Give None for no reward")
+
+
+def _added(
+    rewards_by_sample: dict[int, float],
+    token_rewards: Sequence[Sequence[float]],
+    valid: Sequence[Sequence[bool]],
+) -> dict[int, dict[int, float]]:
+    """Return sequence reward plus token reward of each valid token, by sample and token."""
+    return {
+        index: {
+            token: reward + token_reward
+            for token, (token_reward, is_valid) in enumerate(
+                zip(token_rewards[index], valid[index], strict=True)
+            )
+            if is_valid
+        }
+        for index, reward in rewards_by_sample.items()
+    }
+
+
+def _normalize(rows: Sequence[dict[int, float]], eps: float) -> None:
+    """Normalize all values of the rows in place; equal values become exactly 0."""
+    mean, deviation, is_constant = _moments([v for row in rows for v in row.values()], 0)
+    for row in rows:
+        for token, value in row.items():
+            row[token] = 0.0 if is_constant else (value - mean) / (deviation + eps)
+
+
+def _group_scores(rewards: Sequence[float], eps: float) -> list[float]:
+    mean, deviation, is_constant = _moments(rewards, 1)
+    return [0.0 if is_constant else (reward - mean) / (deviation + eps) for reward in rewards]
+
+
+def _moments(values: Iterable[float], correction: int) -> tuple[float, float, bool]:
+    """Return mean and deviation, and whether all values are equal (then the deviation is 0)."""
+    values = list(values)
+    if not values or min(values) == max(values):
+        return 0.0, 0.0, True
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - correction)
+    return mean, math.sqrt(variance), False

@@ -1,0 +1,118 @@
+"""Credit assignment in one call: ids, a tokenizer and error spans become token rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scorekit.credit.offsets import DecodeConfig, align_completion, decode_completion
+from scorekit.credit.spans import (
+    SEVERITY_WEIGHTS,
+    Combine,
+    OverlapPolicy,
+    covered_tokens,
+    spans_to_token_rewards,
+)
+from scorekit.credit.token_bytes import Offsets
+from scorekit.schemas import ErrorSpan
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCredit:
+    """The reward of each token of a completion, with what could not be assigned.
+
+    text: the text that the spans refer to.
+    offsets: [T] range of `text` of each token, end exclusive.
+    rewards: [T] sum (or another combination) of the weights of the spans that hit the token, else
+    0.
+    covered: [T] False for tokens that the span model has not read: nothing is known about them.
+    unaligned: number of tokens with text that has no position in `text`; no span can hit them.
+    missed_spans: number of spans that share no character with any token.
+    method: how the tokens were located (`Alignment.method`); all but `search` are exact.
+    """
+
+    text: str
+    offsets: Offsets
+    rewards: list[float]
+    covered: list[bool]
+    unaligned: int
+    missed_spans: int
+    method: str
+
+
+def assign_credit(
+    tokenizer: Any,
+    completion_token_ids: Sequence[int],
+    error_spans: Sequence[ErrorSpan | Mapping[str, Any]],
+    severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
+    *,
+    text: str | None = None,
+    decode_cfg: DecodeConfig | None = None,
+    stop_ids: Sequence[int] = (),
+    mt_covered: int | None = None,
+    overlap_policy: OverlapPolicy = "any_overlap",
+    overlap_threshold: float = 0.5,
+    combine: Combine = "sum",
+    use_confidence: bool = False,
+) -> TokenCredit:
+    """Return one reward for each token of a completion from the error spans of its text.
+
+    completion_token_ids: [T], as sampled. They are decoded, never tokenized again.
+    error_spans: as a service returns them, or dicts with their fields.
+    text: the text that was scored; None: the decoded completion after `decode_cfg.postprocess`.
+    stop_ids: a last token among them is no part of the text.
+    mt_covered: number of characters of the text that the span model has read; None: all.
+    For the other arguments see `spans_to_token_rewards`.
+    Raises ValueError for a span outside the text, and for a text that has characters which the
+    completion has not (in this order): its spans would hit wrong tokens. Raises UserError for a
+    severity without a weight.
+    """
+    if text is not None:
+        scored_text = text
+        raw = decode_completion(tokenizer, _without_stop(completion_token_ids, stop_ids))
+        if not _is_part(scored_text, raw):
+            raise ValueError(f"the ids decode to {raw[:80]!r}, but {scored_text[:80]!r} was scored")
+        decode_cfg = DecodeConfig(lambda _: scored_text)
+    alignment = align_completion(tokenizer, completion_token_ids, decode_cfg, stop_ids)
+    spans = [
+        span if isinstance(span, ErrorSpan) else ErrorSpan.model_validate(span)
+        for span in error_spans
+    ]
+    rewards = spans_to_token_rewards(
+        alignment.text,
+        alignment.offsets,
+        spans,
+        severity_weights,
+        overlap_policy,
+        overlap_threshold=overlap_threshold,
+        combine=combine,
+        use_confidence=use_confidence,
+    )
+    read = len(alignment.text) if mt_covered is None else mt_covered
+    return TokenCredit(
+        alignment.text,
+        alignment.offsets,
+        rewards,
+        covered_tokens(alignment.text, alignment.offsets, read),
+        alignment.unaligned,
+        _missed_spans(spans, alignment.offsets),
+        alignment.method,
+    )
+
+
+def _without_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> Sequence[int]:
+    return ids[:-1] if ids and ids[-1] in stop_ids else ids
+
+
+def _is_part(text: str, raw: str) -> bool:
+    """Return whether removing characters from `raw` gives `text`, white space aside."""
+    remaining = iter(raw)
+    return all(character in remaining for character in text if not character.isspace())
+
+
+def _missed_spans(spans: Sequence[ErrorSpan], offsets: Offsets) -> int:
+    located = {index for start, end in offsets for index in range(start, end)}
+    return sum(
+        span.start < span.end and located.isdisjoint(range(span.start, span.end)) for span in spans
+    )
