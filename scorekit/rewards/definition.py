@@ -164,7 +164,10 @@ class LanguageGate(GateConfig):
         0.5, gt=0, le=1, description="Least probability of the target language."
     )
     min_letters: int = Field(
-        40, ge=1, description="A translation with fewer letters passes: the model may err."
+        40,
+        ge=1,
+        description="A translation with fewer letters passes: the model may err. Letters of Han, "
+        "Kana and Hangul count twice.",
     )
     unknown: Literal["no_reward", "pass"] = Field(
         "no_reward", description="A target language that the model does not know."

@@ -46,13 +46,14 @@ def _load_model(key: str, model: str) -> LanguageModel:
 
 def _language_gate(config: LanguageGate, model: LanguageModel) -> GateRule:
     from scorekit.text.checks import without_names
+    from scorekit.text.rules import weighted_letters
 
     def rule(sample: Fields) -> GateResult:
         language = sample.get("tgt_lang")
         if not language:
             return _undecided(config, "the sample has no tgt_lang")
         bare = without_names(sample["mt"], sample["src"])
-        if sum(char.isalpha() for char in bare) < config.min_letters:
+        if weighted_letters(bare) < config.min_letters:
             return GateResult("open", message=f"fewer than {config.min_letters} letters")
         probability = model(sample)
         if probability is None:
