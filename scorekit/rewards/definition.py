@@ -40,7 +40,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}
 
 
 class ServiceRequest(Config):
-    """What a component asks of a service. Components with equal requests share one answer."""
+    """Holds a component's request. Components with equal requests share one answer."""
 
     service: Urls | None = Field(
         None, min_length=1, description="URLs of a scoring service, a list or comma-separated."
@@ -135,7 +135,7 @@ class ComponentConfig(ServiceRequest):
 
 
 class GateConfig(Config):
-    """What a closed gate does. It never raises a reward.
+    """Holds the action of a closed gate, which never raises a reward.
 
     By default the sample has no reward, and no service is asked for it."""
 

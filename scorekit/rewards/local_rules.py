@@ -68,7 +68,7 @@ def _load(key: str, config: ComponentConfig) -> GroupFunction:
     if rule == "duplicates":
         return duplicate_shares
     if rule in get_args(SampleRule):
-        return _each(_load_builtin(key, rule))
+        return _for_each_sample(_load_builtin(key, rule))
     module_name, _, name = rule.partition(":")
     if not module_name or not name:
         valid_names = ", ".join((*get_args(SampleRule), "duplicates"))
@@ -79,11 +79,11 @@ def _load(key: str, config: ComponentConfig) -> GroupFunction:
         raise UserError(f"{key}: {rule!r} cannot be loaded: {error}") from None
     if not callable(function):
         raise UserError(f"{key}: {rule!r} is not a function")
-    group_function: GroupFunction = function if config.group else _each(function)
+    group_function: GroupFunction = function if config.group else _for_each_sample(function)
     return group_function
 
 
-def _each(compute: Callable[[Fields], float | None]) -> GroupFunction:
+def _for_each_sample(compute: Callable[[Fields], float | None]) -> GroupFunction:
     return lambda samples: [compute(sample) for sample in samples]
 
 

@@ -9,7 +9,7 @@ from scorekit.rewards import CompositeReward, SyncCompositeReward
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import Held, wait_until
-from tests.kits.composite_rewards import SRC, Wrapped, definition, fake, service_behind
+from tests.kits.trainer.composite_rewards import SRC, Wrapped, definition, fake, service_behind
 
 CALLERS = 200
 
@@ -36,16 +36,16 @@ def test_200_async_callers_have_no_errors_and_common_requests():
 
 
 def test_200_threads_have_no_errors_and_common_requests():
-    held = Held("xcomet")
-    with service_behind(Wrapped, held) as (wrapped, url):
+    backend = Held("xcomet")
+    with service_behind(Wrapped, backend) as (wrapped, url):
         config = definition(url, max_in_flight=2, batch_size=64)
         with SyncCompositeReward(config) as reward, ThreadPoolExecutor(CALLERS + 1) as pool:
             reward.check()
-            held.hold()  # while two requests wait, the samples of all other threads gather
+            backend.hold()  # while two requests wait, the samples of all other threads gather
             futures = [pool.submit(reward.score, [sample(i)]) for i in range(CALLERS)]
             (service,) = reward._client._services.values()
             wait_until(lambda: sum(wrapped.request_sizes) + len(service._pending) == CALLERS)
-            held.go.set()
+            backend.go.set()
             results = [future.result() for future in futures]
     assert [result.reward for (result,) in results] == [*map(expected, range(CALLERS))]
     assert sum(wrapped.request_sizes) == CALLERS

@@ -15,7 +15,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
 from testing.flaky_server import FlakyServer
 from testing.servers import Held, free_port, running_service, wait_until
-from tests.kits.composite_rewards import Wrapped, definition, fake, service_behind, texts
+from tests.kits.trainer.composite_rewards import Wrapped, definition, fake, service_behind, texts
 from tests.kits.trainer.rewards import Recorder
 
 
@@ -26,12 +26,12 @@ def flaky():
         yield server
 
 
-@pytest.mark.parametrize("fault", ["429", "500", "503", "garbage", "other", "cut", "hang"])
-def test_a_service_that_fails_gives_no_reward_and_recovers(flaky, fault):
+@pytest.mark.parametrize("failure", ["429", "500", "503", "garbage", "other", "cut", "hang"])
+def test_a_service_that_fails_gives_no_reward_and_recovers(flaky, failure):
     flaky.recover()
     with SyncCompositeReward(definition(flaky.url, 1.5)) as reward:
         reward.check()
-        flaky.mood = lambda path, body: fault if path == "/v1/score" else None
+        flaky.mood = lambda path, body: failure if path == "/v1/score" else None
         try:
             failed = reward.score(texts("a", "b"))
         finally:
@@ -48,14 +48,14 @@ def test_a_service_that_fails_gives_no_reward_and_recovers(flaky, fault):
         assert [r.reward for r in reward.score(texts("c", "d"))] == [fake("c"), fake("d")]
 
 
-@pytest.mark.parametrize("fault", ["429", "503", "cut"])
-def test_a_service_that_fails_for_a_moment_costs_no_reward(flaky, fault):
+@pytest.mark.parametrize("failure", ["429", "503", "cut"])
+def test_a_service_that_fails_for_a_moment_costs_no_reward(flaky, failure):
     flaky.recover()
-    faults = [fault, fault]
-    flaky.mood = lambda path, body: faults.pop() if path == "/v1/score" and faults else None
+    failures = [failure, failure]
+    flaky.mood = lambda path, body: failures.pop() if path == "/v1/score" and failures else None
     with SyncCompositeReward(definition(flaky.url)) as reward:
         assert [r.reward for r in reward.score(texts("c", "d"))] == [fake("c"), fake("d")]
-    assert not faults
+    assert not failures
 
 
 def test_nobody_answers():
@@ -170,15 +170,15 @@ GO = threading.Event()
 
 
 def test_the_deadline_of_a_call_ends_it_whatever_hangs():
-    held = Held("xcomet")
-    with running_service(held) as url:
+    backend = Held("xcomet")
+    with running_service(backend) as url:
         config = definition(url)
         config["components"]["own"] = {"rule": f"{__name__}:hang", "weight": 0}
         with SyncCompositeReward(config) as reward:
             reward.check()
-            held.hold()
+            backend.hold()
             (result,) = reward.score(texts("a"), deadline_s=0.5)
-            held.go.set()
+            backend.go.set()
             GO.set()
             assert (result.reward, result.components["xcomet"].status) == (None, "timeout")
             assert result.components["own"].status == "timeout"
@@ -186,44 +186,44 @@ def test_the_deadline_of_a_call_ends_it_whatever_hangs():
 
 
 def test_samples_of_a_caller_that_gave_up_are_not_sent():
-    held = Held("xcomet")
+    backend = Held("xcomet")
 
     async def run(url):
         config = definition(url, max_in_flight=1)
         async with CompositeReward(config) as reward:
             await reward.check()
-            held.hold()
+            backend.hold()
             first = asyncio.ensure_future(reward.score(texts("first")))
-            await asyncio.to_thread(held.entered.wait)
-            leaving = asyncio.ensure_future(reward.score(texts("leaving")))
+            await asyncio.to_thread(backend.entered.wait)
+            abandoned = asyncio.ensure_future(reward.score(texts("leaving")))
             staying = asyncio.ensure_future(reward.score(texts("staying")))
             await asyncio.sleep(0.05)  # both wait for the only slot
-            leaving.cancel()
-            await asyncio.wait([leaving])
-            held.go.set()
+            abandoned.cancel()
+            await asyncio.wait([abandoned])
+            backend.go.set()
             return [(await task)[0].reward for task in (first, staying)]
 
-    with service_behind(Wrapped, held) as (wrapped, url):
+    with service_behind(Wrapped, backend) as (wrapped, url):
         assert asyncio.run(run(url)) == [fake("first"), fake("staying")]
     assert wrapped.request_sizes == [1, 1]
 
 
 def test_a_request_for_which_nobody_waits_is_cancelled():
-    held = Held("xcomet")
-    with running_service(held) as url:
+    backend = Held("xcomet")
+    with running_service(backend) as url:
 
         async def run():
             async with CompositeReward(definition(url)) as reward:
                 await reward.check()
-                held.hold()
+                backend.hold()
                 task = asyncio.ensure_future(reward.score(texts("a")))
-                await asyncio.to_thread(held.entered.wait)
+                await asyncio.to_thread(backend.entered.wait)
                 task.cancel()
                 await asyncio.wait([task])
                 (service,) = reward._services.values()
                 while service._requests:
                     await asyncio.sleep(0)
-                held.go.set()
+                backend.go.set()
                 return (await reward.score(texts("b")))[0].reward
 
         assert asyncio.run(run()) == fake("b")
@@ -246,11 +246,11 @@ def test_no_sample_is_paid_twice_where_half_the_requests_fail():
 
 
 def test_closing_ends_the_calls_that_wait():
-    held = Held("xcomet")
-    with running_service(held) as url:
+    backend = Held("xcomet")
+    with running_service(backend) as url:
         reward = SyncCompositeReward(definition(url))
         reward.check()
-        held.hold()
+        backend.hold()
         errors = []
 
         def call():
@@ -261,8 +261,8 @@ def test_closing_ends_the_calls_that_wait():
 
         thread = threading.Thread(target=call)
         thread.start()
-        wait_until(held.entered.is_set)
+        wait_until(backend.entered.is_set)
         reward.close()
         thread.join()
-        held.go.set()
+        backend.go.set()
         assert errors == ["the composite reward was closed meanwhile"]
