@@ -13,7 +13,7 @@ from typing import Any
 from scorekit.client import ScoringClient
 from scorekit.client.deduplication import failure
 from scorekit.client.transport import is_retryable
-from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.errors import ModelChanged, RequestError, ServiceUnreachable
 from scorekit.net.tasks import cancel_all
 from scorekit.schemas import Failed, Info, Result
 
@@ -81,8 +81,8 @@ class BatchedService:
         """Return the future result of a sample. A failure is a result, too.
 
         The future raises UserError, RequestError or ServiceUnreachable if the service does not fit
-        the definition or refuses the key. Cancel it if nobody waits: a request for which nobody
-        waits is cancelled, too.
+        the definition, refuses the key, or runs another model than before. Cancel it if nobody
+        waits: a request for which nobody waits is cancelled, too.
         """
         entry = _Entry(body, asyncio.get_running_loop().create_future())
         self._pending.append(entry)
@@ -145,6 +145,8 @@ class BatchedService:
         bodies = [entry.body for entry in batch]
         try:
             results: Sequence[Result] = await self._client.score(bodies, self._options)
+        except ModelChanged:
+            raise
         except (RequestError, ServiceUnreachable) as error:
             if isinstance(error, RequestError) and error.status in _CONFIG_STATUS:
                 raise

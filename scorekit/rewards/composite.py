@@ -131,7 +131,7 @@ class CompositeReward:
 
         Failed samples and failed services are results, never exceptions. Raises UserError if
         samples or services do not fit the definition, RequestError if a service refuses the key,
-        ServiceUnreachable if another program answers.
+        ServiceUnreachable if another program answers, or another model than before (ModelChanged).
         """
         fields = [_fields(index, sample) for index, sample in enumerate(samples)]
         indices = self._group_indices(len(fields), groups)

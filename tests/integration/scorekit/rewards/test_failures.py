@@ -9,14 +9,14 @@ import threading
 
 import pytest
 
-from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.errors import ModelChanged, RequestError, ServiceUnreachable
 from scorekit.rewards import CompositeReward, SyncCompositeReward
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
 from testing.flaky_server import FlakyServer
 from testing.servers import Held, free_port, running_service, wait_until
 from tests.kits.trainer.composite_rewards import Wrapped, definition, fake, service_behind, texts
-from tests.kits.trainer.rewards import Recorder
+from tests.kits.trainer.rewards import OtherMetric, Recorder
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +158,14 @@ def test_a_wrong_key_ends_the_call():
                 reward.score(texts("a"))
         with SyncCompositeReward(definition(url), api_key="right") as reward:
             assert reward.score(texts("a"))[0].reward == fake("a")
+
+
+def test_another_model_at_one_of_two_urls_ends_the_call():
+    """Scores of two models cannot be mixed, and waiting does not help."""
+    with running_service(FakeBackend("xcomet")) as first, running_service(OtherMetric()) as other:
+        config = definition([first, other], batch_size=1)
+        with SyncCompositeReward(config) as reward, pytest.raises(ModelChanged, match="it runs"):
+            reward.score(texts(*map(str, range(20))))
 
 
 def hang(sample):
