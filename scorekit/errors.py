@@ -5,7 +5,8 @@
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
     │   ├── ResponseLost    cut off after the request was sent: it may have crashed the service
     │   ├── ServerEnded     the process of a server that we started has ended
-    │   └── IndexChanged    answers come from another page index than before
+    │   ├── IndexChanged    answers come from another page index than before
+    │   └── ModelChanged    scores come from another model than before
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
         ├── SampleError     one sample failed; its siblings may be fine
         └── RequestError    a whole request was refused
@@ -131,6 +132,13 @@ class IndexChanged(ServiceUnreachable):
 
     def __reduce__(self) -> tuple[type[IndexChanged], tuple[str, str, str]]:
         return type(self), (self.url, self.expected, self.current)
+
+
+class ModelChanged(ServiceUnreachable):
+    """A service answers with another model than before. Scores of the two cannot be mixed."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason, retryable=False)
 
 
 class ServiceError(ScorekitError):

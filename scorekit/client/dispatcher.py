@@ -31,7 +31,7 @@ from scorekit.client.transport import (
     renumbered,
     request_body,
 )
-from scorekit.errors import RequestError, ResponseLost, ServiceUnreachable
+from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnreachable
 from scorekit.net.answers import read_whole
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
@@ -296,7 +296,7 @@ class RequestDispatcher:
         # Another service's scores mean something else, and may even point the other way.
         if self._pin_model or model["service"] != info.service:
             reason = f"it runs {model['id']} {model['revision']}, not {info.model} {info.revision}"
-            raise ServiceUnreachable(endpoint.url, reason, retryable=False)
+            raise ModelChanged(endpoint.url, reason)
         call.keys.clear()  # they belong to the old model
         self.model_changed = True
 

@@ -164,7 +164,7 @@ def _may_stay(pair: Pair, thresholds: Thresholds) -> bool:
         if len(words) == 1:
             return _reads_as_source(words[0], pair) <= _SINGLE_WORD_MARGIN
     plain = "".join(word for word in words if not _NAME.search(word))
-    return _weighed(plain) < 4
+    return weighted_letters(plain) < 4
 
 
 def is_copied_name(pair: Pair) -> bool:
@@ -202,7 +202,7 @@ def _reads_as_source(word: str, pair: Pair) -> float:
     return 0.0 if odds[0] is None or odds[1] is None else odds[0] - odds[1]
 
 
-def _weighed(text: str) -> int:
+def weighted_letters(text: str) -> int:
     """Return the number of letters; those of dense scripts count twice."""
     return sum(char.isalpha() for char in text) + _dense(text, ())
 

@@ -225,6 +225,11 @@ def test_the_contract_half_loads_nothing_heavy():
             "scorekit.llm",
             "Choice LLMClient LLMCounts LLMError Message Sampling image_part parse_json text_part",
         ),
+        (
+            "scorekit.rewards",
+            "ComponentResult CompositeReward GateResult RewardDefinition RewardResult "
+            "SyncCompositeReward load_definition raise_for_missing",
+        ),
     ],
 )
 def test_users_import_these_names(face, names):

@@ -71,14 +71,9 @@ class RewardClient:
         self._device_args = (
             {} if misc is None else {"device": misc.device, "threads": _threads(misc)}
         )
-        self.scoring = ScoringConfig(
-            batch_size=cfg.batch_size,
-            overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
-            max_input_length=cfg.max_input_length,
-            cache=caching,
-        )
+        self.scoring = scoring_config(cfg, caching=caching)
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
-        self._urls = {name: urls for name in services() if (urls := self._configured_urls(name))}
+        self._urls = {name: urls for name in services() if (urls := configured_urls(cfg, name))}
         unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
         offered = {*self.needed, *(unpaid if offer_unneeded else ())}
         #: Services of an evaluation: the needed ones, and those that have a URL.
@@ -200,10 +195,6 @@ class RewardClient:
                 sum(flags),
                 len(flags),
             )
-
-    def _configured_urls(self, name: ServiceName) -> list[str]:
-        """Return the URLs of the config, or else of the environment."""
-        return self.cfg.urls_of(host(name)) or _from_environment(host(name))
 
     def _open(self, name: ServiceName) -> None:
         if name not in self._urls:
@@ -342,6 +333,21 @@ class RewardClient:
                 f"reads {described.max_input_length} tokens, but reward.max_input_length is {limit}"
             )
         return problems
+
+
+def scoring_config(cfg: RewardConfig, *, caching: bool = True) -> ScoringConfig:
+    """Return the options of the requests. caching: whether services use their score cache."""
+    return ScoringConfig(
+        batch_size=cfg.batch_size,
+        overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
+        max_input_length=cfg.max_input_length,
+        cache=caching,
+    )
+
+
+def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
+    """Return the URLs of the config, or else of the environment."""
+    return cfg.urls_of(host(name)) or _from_environment(host(name))
 
 
 def _threads(misc: MachineConfig) -> int:

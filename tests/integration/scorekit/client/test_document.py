@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scorekit.adapters.verl import compute_score
+from scorekit.rewards import load_definition
 from scorekit.server.fake import FakeBackend
 from testing.fake_embedder import FakeEmbedder
 from testing.judge import running_judge, saying
@@ -20,6 +21,7 @@ from tests.kits.retrieval.stand_in import StandInRetriever
 
 TEXT = (Path(__file__).parents[4] / "docs/clients.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 SHELL = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
 OURS, EMBEDDER = "http://127.0.0.1:8001", "http://127.0.0.1:8004"
 RETRIEVER = "http://127.0.0.1:8005"
@@ -78,6 +80,14 @@ def test_the_command_with_a_judge(tmp_path):
 def _run(command, folder):
     words = [sys.executable, *shlex.split(command.replace("\\\n", " "))[1:]]
     subprocess.run(words, cwd=folder, check=True, env=_environment(), capture_output=True)
+
+
+def test_the_reward_definition(tmp_path):
+    (definition,) = YAML
+    (tmp_path / "reward.yaml").write_text(definition)
+    checked = load_definition(tmp_path / "reward.yaml")
+    assert list(checked.components) == ["xcomet", "metricx", "repetition"]
+    assert checked.gates["copy"].reward == -1.0
 
 
 def test_verl_s_settings(url):

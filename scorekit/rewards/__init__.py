@@ -1,0 +1,24 @@
+"""Composite rewards: one definition for our trainers and for every adapter.
+
+Users import them from here. Nothing here imports torch, numpy, transformers or openai.
+"""
+
+from scorekit.rewards.composite import CompositeReward, SyncCompositeReward
+from scorekit.rewards.definition import RewardDefinition, load_definition
+from scorekit.rewards.results import (
+    ComponentResult,
+    GateResult,
+    RewardResult,
+    raise_for_missing,
+)
+
+__all__ = [
+    "ComponentResult",
+    "CompositeReward",
+    "GateResult",
+    "RewardDefinition",
+    "RewardResult",
+    "SyncCompositeReward",
+    "load_definition",
+    "raise_for_missing",
+]

@@ -1,0 +1,248 @@
+"""The definition of a composite reward: one YAML file or mapping for every trainer and adapter.
+
+    components:
+      metricx: {service: "http://127.0.0.1:8001", offset: 5.0, scale: -1.0}
+      repetition: {rule: repetition, weight: -2.0}
+    gates:
+      language: {rule: language, min_probability: 0.5}
+
+scaled = offset + scale * raw; reward = sum of weight * scaled, then the gates. A sample that lacks
+a component with a weight has no reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+
+from scorekit.config import Config, check_config, load_config
+
+#: Parts of a service's answer that can be a component. Lists count their entries.
+ValueField = Literal["score", "pass", "mt_covered", "error_spans", "omissions", "unplaced"]
+LIST_FIELDS = ("error_spans", "omissions", "unplaced")
+#: Local rules of single samples, and of a group.
+SampleRule = Literal["language", "script", "copy", "length", "repetition", "truncated", "chrf"]
+#: Error types of a text that a service refuses.
+RefusedType = Literal["invalid_input", "overlong"]
+
+
+def _split_commas(value: Any) -> Any:
+    if isinstance(value, str):
+        return [url.strip() for url in value.split(",") if url.strip()]
+    return value
+
+
+Urls = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+
+
+class ServiceRequest(Config):
+    """Holds a component's request. Components with equal requests share one answer."""
+
+    service: Urls | None = Field(
+        None, min_length=1, description="URLs of a scoring service, a list or comma-separated."
+    )
+    task: str | None = Field(
+        None, min_length=1, description="A judge's task: a rubric, or mqm; null: no judge."
+    )
+    variables: dict[str, str] = Field(
+        default_factory=dict,
+        description="Each variable of a judge's rubric, and the sample's field that it gets.",
+    )
+    reference: bool = Field(False, description="Send the sample's `ref`, which is then required.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the request, as in docs/protocol.md."
+    )
+    model: str | None = Field(
+        None, min_length=1, description="The model that the service must run; null: any."
+    )
+
+
+class ComponentConfig(ServiceRequest):
+    """One addend of the reward: a service's answer or a local rule."""
+
+    rule: str | None = Field(
+        None,
+        min_length=1,
+        description="A local rule instead of a service: language, script, copy, length or "
+        "repetition (violations, 0 to 1), truncated (1 if `finish_reason` is length), chrf (0 to "
+        "100, needs `ref`), duplicates (of a group), or a function of yours, module:function.",
+    )
+    field: ValueField = Field(
+        "score",
+        description="The value in a service's answer: score, pass (a verdict, 1 or 0), mt_covered, "
+        "or the number of error_spans, omissions or unplaced.",
+    )
+    severity_weights: dict[str, float] = Field(
+        default_factory=dict,
+        description="Of a list field: add the weight of each entry's severity instead of counting. "
+        "A severity without a weight is an error of the sample.",
+    )
+    offset: float = Field(0.0, description="scaled = offset + scale * raw.")
+    scale: float = Field(1.0, description="scaled = offset + scale * raw.")
+    weight: float = Field(
+        1.0, description="Weight of the scaled value; 0: reported, and never missed."
+    )
+    group: bool = Field(
+        False,
+        description="The function of `rule` gets all samples of a group, and returns a value each.",
+    )
+    applies_to_refused_text: bool = Field(
+        False, description="A local rule that counts beside refused_text_reward, too."
+    )
+
+    @model_validator(mode="after")
+    def _is_service_or_rule(self) -> Self:
+        if (self.service is None) == (self.rule is None):
+            raise ValueError("needs either `service` or `rule`. Give one of them")
+        default = type(self).model_construct()
+        unused: tuple[str, ...] = ("group", "applies_to_refused_text")
+        if self.rule is not None:
+            unused = (*ServiceRequest.model_fields, "field", "severity_weights")
+        for key in unused:
+            if getattr(self, key) != getattr(default, key):
+                source = "service" if self.rule is None else "rule"
+                raise ValueError(f"`{key}` has no effect beside `{source}`. Remove it")
+        if self.severity_weights and self.field not in LIST_FIELDS:
+            raise ValueError(
+                f"`severity_weights` needs `field` set to one of {', '.join(LIST_FIELDS)}"
+            )
+        if self.variables and self.task is None:
+            raise ValueError("`variables` are a judge's. Give `task`, too")
+        return self._check_group()
+
+    def _check_group(self) -> Self:
+        if self.rule is None:
+            return self
+        if self.group and ":" not in self.rule:
+            raise ValueError("`group` is for a module:function. Remove it")
+        if self.applies_to_refused_text and self.is_group_rule:
+            raise ValueError("a rule of groups cannot apply to a refused text")
+        return self
+
+    @property
+    def is_group_rule(self) -> bool:
+        """Return whether the value depends on the other completions of the group."""
+        return self.group or self.rule == "duplicates"
+
+    @property
+    def request(self) -> ServiceRequest:
+        """Return the part that is sent to the service."""
+        return ServiceRequest(**{name: getattr(self, name) for name in ServiceRequest.model_fields})
+
+
+class GateConfig(Config):
+    """Holds the action of a closed gate, which never raises a reward.
+
+    By default the sample has no reward, and no service is asked for it."""
+
+    factor: float | None = Field(
+        None, ge=0, le=1, description="A closed gate multiplies a reward above 0 by this instead."
+    )
+    reward: float | None = Field(
+        None, description="A closed gate lowers the reward to this number instead."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_action(self) -> Self:
+        if self.factor is not None and self.reward is not None:
+            raise ValueError("`factor` and `reward`: give one of them")
+        return self
+
+
+class LanguageGate(GateConfig):
+    """Closed if the translation is probably not in the sample's `tgt_lang`."""
+
+    rule: Literal["language"]
+    model: str = Field(
+        "py3langid", min_length=1, description="py3langid, or the path of a fastText model."
+    )
+    min_probability: float = Field(
+        0.5, gt=0, le=1, description="Least probability of the target language."
+    )
+    min_letters: int = Field(
+        40,
+        ge=1,
+        description="A translation with fewer letters passes: the model may err. Letters of Han, "
+        "Kana and Hangul count twice.",
+    )
+    unknown: Literal["no_reward", "pass"] = Field(
+        "no_reward", description="A target language that the model does not know."
+    )
+
+
+class CopyGate(GateConfig):
+    """Closed if too much of the translation is copied source."""
+
+    rule: Literal["copy"]
+    max_share: float = Field(
+        0.9, ge=0, lt=1, description="Largest share of letters and digits in copied runs."
+    )
+    min_letters: int = Field(20, ge=1, description="A translation with fewer letters passes.")
+
+
+class LengthGate(GateConfig):
+    """Closed if the translation is too short or too long for its source."""
+
+    rule: Literal["length"]
+    slack: float = Field(
+        3.0,
+        ge=1,
+        description="Factor on both sides of the length ratio (UTF-8 bytes) that is usual between "
+        "the two languages.",
+    )
+    floor: int = Field(
+        40, ge=0, description="Characters of English below which a source widens the band."
+    )
+
+
+Gate = Annotated[LanguageGate | CopyGate | LengthGate, Field(discriminator="rule")]
+
+
+class RewardDefinition(Config):
+    """A composite reward: components, gates, and the time that a call may take."""
+
+    components: dict[Name, ComponentConfig] = Field(min_length=1, description="By name.")
+    gates: dict[Name, Gate] = Field(default_factory=dict, description="By name.")
+    refused_text_reward: dict[RefusedType, float] = Field(
+        default_factory=dict,
+        description="Reward of a completion whose text a service with a weight refuses, by the "
+        "error's type (invalid_input, overlong); without one: no reward. A source that is refused "
+        "with any translation never has a reward.",
+    )
+    deadline_s: float = Field(
+        170.0, gt=0, description="Seconds for a call with all retries. Set less than the trainer's."
+    )
+    timeout_s: float = Field(
+        120.0, gt=0, description="Seconds that a service may take for one request."
+    )
+    batch_size: int = Field(64, ge=1, description="Samples in one request, of all callers.")
+    max_in_flight: int = Field(8, ge=1, description="Concurrent requests to one service.")
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> Self:
+        if not any(component.weight for component in self.components.values()):
+            raise ValueError("components: every weight is 0, so no sample would have a reward")
+        return self
+
+    @property
+    def has_group_rules(self) -> bool:
+        """Return whether the groups of the samples are required."""
+        return any(component.is_group_rule for component in self.components.values())
+
+
+def load_definition(
+    source: RewardDefinition | Mapping[str, Any] | str | Path,
+) -> RewardDefinition:
+    """Return a checked definition from a mapping or a YAML file.
+
+    Raises UserError, one line that names each wrong key.
+    """
+    if isinstance(source, RewardDefinition):
+        return source
+    if isinstance(source, Mapping):
+        return check_config(RewardDefinition, source, "reward definition")
+    return load_config(RewardDefinition, source)

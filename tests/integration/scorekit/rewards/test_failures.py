@@ -1,0 +1,276 @@
+"""A sick service gives no reward: never 0, never an exception for one text, never paid twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+
+import pytest
+
+from scorekit.errors import ModelChanged, RequestError, ServiceUnreachable
+from scorekit.rewards import CompositeReward, SyncCompositeReward
+from scorekit.server.fake import FakeBackend
+from scorekit.server.http.settings import Secrets
+from testing.flaky_server import FlakyServer
+from testing.servers import Held, free_port, running_service, wait_until
+from tests.kits.trainer.composite_rewards import Wrapped, definition, fake, service_behind, texts
+from tests.kits.trainer.rewards import OtherMetric, Recorder
+
+
+@pytest.fixture(scope="module")
+def flaky():
+    with service_behind(FlakyServer) as (server, url):
+        server.url = url
+        yield server
+
+
+@pytest.mark.parametrize("failure", ["429", "500", "503", "garbage", "other", "cut", "hang"])
+def test_a_service_that_fails_gives_no_reward_and_recovers(flaky, failure):
+    flaky.recover()
+    with SyncCompositeReward(definition(flaky.url, 1.5)) as reward:
+        reward.check()
+        flaky.mood = lambda path, body: failure if path == "/v1/score" else None
+        try:
+            failed = reward.score(texts("a", "b"))
+        finally:
+            flaky.recover()
+        for result in failed:
+            component = result.components["xcomet"]
+            assert result.reward is None
+            # A 500 without a type may be a text that ends its server: the client finds out which.
+            assert result.is_transient == (component.status != "model_failure")
+            assert (component.raw, component.scaled) == (None, None)
+            assert component.status in ("upstream", "timeout", "model_failure")
+            assert result.components["copy"].raw == 0.0
+        # The client remembers a text that seemed to end its server, so other ones are asked.
+        assert [r.reward for r in reward.score(texts("c", "d"))] == [fake("c"), fake("d")]
+
+
+@pytest.mark.parametrize("failure", ["429", "503", "cut"])
+def test_a_service_that_fails_for_a_moment_costs_no_reward(flaky, failure):
+    flaky.recover()
+    failures = [failure, failure]
+    flaky.mood = lambda path, body: failures.pop() if path == "/v1/score" and failures else None
+    with SyncCompositeReward(definition(flaky.url)) as reward:
+        assert [r.reward for r in reward.score(texts("c", "d"))] == [fake("c"), fake("d")]
+    assert not failures
+
+
+def test_nobody_answers():
+    with SyncCompositeReward(definition(f"http://127.0.0.1:{free_port()}", 1.0)) as reward:
+        (result,) = reward.score(texts("a"))
+        assert result.reward is None and result.is_transient
+        assert "cannot be reached" in result.reason
+        with pytest.raises(ServiceUnreachable):
+            reward.check()
+
+
+def test_one_sick_service_of_two_leaves_the_value_of_the_other(flaky):
+    flaky.recover()
+    with running_service(FakeBackend("metricx")) as url:
+        config = definition(flaky.url, 1.0)
+        config["components"]["metricx"] = {"service": url, "scale": -1}
+        flaky.mood = lambda path, body: "503" if path == "/v1/score" else None
+        with SyncCompositeReward(config) as reward:
+            (result,) = reward.score(texts("a"))
+        flaky.recover()
+    assert result.reward is None and result.reason.startswith("xcomet: upstream")
+    assert result.components["metricx"].scaled == -fake("a", 25.0)
+    assert result.wire()["components"]["metricx"]["status"] == "ok"
+
+
+def test_half_a_batch_fails_and_the_other_half_has_its_rewards():
+    backend = Recorder("xcomet")
+    with running_service(backend) as url:
+        config = definition(url)
+        config["components"]["xcomet"]["options"] = {"overlong": "error"}
+        with SyncCompositeReward(config) as reward:
+            mts = ["a", "nan", "b", "x\0", "long", "c", "\ud800", ""]
+            results = reward.score(texts(*mts))
+    expected = [fake("a"), None, fake("b"), None, None, fake("c"), None, fake("")]
+    assert [result.reward for result in results] == expected
+    statuses = [result.components["xcomet"].status for result in results]
+    assert statuses == [
+        *("ok", "non_finite", "ok", "invalid_input", "overlong", "ok", "invalid_input", "ok")
+    ]
+    assert [result.is_transient for result in results] == [False] * 8
+
+
+def numbers(value):
+    """Return the wrapper that answers `value` for the translation "bad", and 0.5 for others."""
+
+    def answer(mts):
+        result = {
+            "id": None,
+            "ok": True,
+            "tokens": 1,
+            "truncated": {"src": False, "mt": False},
+            "mt_covered": 1,
+            "cached": False,
+        }
+        results = [{**result, "score": value if mt == "bad" else 0.5} for mt in mts]
+        model = {"service": "xcomet", "id": "fake-xcomet", "revision": "fake"}
+        return 200, json.dumps({"model": model, "results": results}).encode()
+
+    return lambda app: Wrapped(app, answer)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "0.5", None])
+def test_a_score_that_is_no_number_is_refused_and_spares_its_siblings(value):
+    with service_behind(numbers(value)) as (_, url):
+        with SyncCompositeReward(definition(url)) as reward:
+            results = reward.score(texts("a", "b", "bad", "c", "d"))
+    assert [result.reward for result in results] == [0.5, 0.5, None, 0.5, 0.5]
+    assert "another shape" in results[2].reason
+
+
+@pytest.mark.parametrize("status", [422, 500])
+def test_a_text_for_which_the_request_is_refused_spares_its_siblings(status):
+    error_type = {422: "invalid_request", 500: "internal"}[status]
+    error = {"error": {"type": error_type, "message": "no", "retryable": False}}
+    answer = status, json.dumps(error).encode()
+    poisoned = lambda app: Wrapped(app, lambda mts: answer if "bad" in mts else None)  # noqa: E731
+    mts = [str(index) for index in range(31)]
+    with service_behind(poisoned) as (wrapped, url):
+        with SyncCompositeReward(definition(url)) as reward:
+            results = reward.score(texts(*mts, "bad"))
+        assert [result.reward for result in results] == [*map(fake, mts), None]
+        assert results[-1].components["xcomet"].status == "upstream"
+        assert len(wrapped.request_sizes) == 1 + 2 * 5  # halves of 32
+
+
+def test_a_service_that_refuses_every_request_is_not_asked_without_end():
+    answer = 422, b'{"error": {"type": "invalid_request", "message": "no", "retryable": false}}'
+    with service_behind(lambda app: Wrapped(app, lambda mts: answer)) as (wrapped, url):
+        with SyncCompositeReward(definition(url)) as reward:
+            results = reward.score(texts(*map(str, range(64))))
+    assert [result.reward for result in results] == [None] * 64
+    assert 1 < len(wrapped.request_sizes) <= 1 + 32
+
+
+def test_a_wrong_key_ends_the_call():
+    secrets = Secrets(api_keys="right")
+    with running_service(FakeBackend("xcomet"), secrets) as url:
+        with SyncCompositeReward(definition(url), api_key="wrong") as reward:
+            with pytest.raises(RequestError, match="unauthorized"):
+                reward.score(texts("a"))
+        with SyncCompositeReward(definition(url), api_key="right") as reward:
+            assert reward.score(texts("a"))[0].reward == fake("a")
+
+
+def test_another_model_at_one_of_two_urls_ends_the_call():
+    """Scores of two models cannot be mixed, and waiting does not help."""
+    with running_service(FakeBackend("xcomet")) as first, running_service(OtherMetric()) as other:
+        config = definition([first, other], batch_size=1)
+        with SyncCompositeReward(config) as reward, pytest.raises(ModelChanged, match="it runs"):
+            reward.score(texts(*map(str, range(20))))
+
+
+def hang(sample):
+    """Return a value once the test says so."""
+    assert GO.wait(60)
+    return 1.0
+
+
+GO = threading.Event()
+
+
+def test_the_deadline_of_a_call_ends_it_whatever_hangs():
+    backend = Held("xcomet")
+    with running_service(backend) as url:
+        config = definition(url)
+        config["components"]["own"] = {"rule": f"{__name__}:hang", "weight": 0}
+        with SyncCompositeReward(config) as reward:
+            reward.check()
+            backend.hold()
+            (result,) = reward.score(texts("a"), deadline_s=0.5)
+            backend.go.set()
+            GO.set()
+            assert (result.reward, result.components["xcomet"].status) == (None, "timeout")
+            assert result.components["own"].status == "timeout"
+            assert reward.score(texts("a"))[0].reward == fake("a")
+
+
+def test_samples_of_a_caller_that_gave_up_are_not_sent():
+    backend = Held("xcomet")
+
+    async def run(url):
+        config = definition(url, max_in_flight=1)
+        async with CompositeReward(config) as reward:
+            await reward.check()
+            backend.hold()
+            first = asyncio.ensure_future(reward.score(texts("first")))
+            await asyncio.to_thread(backend.entered.wait)
+            abandoned = asyncio.ensure_future(reward.score(texts("leaving")))
+            staying = asyncio.ensure_future(reward.score(texts("staying")))
+            await asyncio.sleep(0.05)  # both wait for the only slot
+            abandoned.cancel()
+            await asyncio.wait([abandoned])
+            backend.go.set()
+            return [(await task)[0].reward for task in (first, staying)]
+
+    with service_behind(Wrapped, backend) as (wrapped, url):
+        assert asyncio.run(run(url)) == [fake("first"), fake("staying")]
+    assert wrapped.request_sizes == [1, 1]
+
+
+def test_a_request_for_which_nobody_waits_is_cancelled():
+    backend = Held("xcomet")
+    with running_service(backend) as url:
+
+        async def run():
+            async with CompositeReward(definition(url)) as reward:
+                await reward.check()
+                backend.hold()
+                task = asyncio.ensure_future(reward.score(texts("a")))
+                await asyncio.to_thread(backend.entered.wait)
+                task.cancel()
+                await asyncio.wait([task])
+                (service,) = reward._services.values()
+                while service._requests:
+                    await asyncio.sleep(0)
+                backend.go.set()
+                return (await reward.score(texts("b")))[0].reward
+
+        assert asyncio.run(run()) == fake("b")
+
+
+def test_no_sample_is_paid_twice_where_half_the_requests_fail():
+    """Every answered sample was computed once: a retry sends only what has no answer yet."""
+    backend = Recorder("xcomet")
+    counter = iter(range(1000))
+    error = {"error": {"type": "overloaded", "message": "busy", "retryable": True}}
+    busy = 429, json.dumps(error).encode()
+    alternating = lambda app: Wrapped(app, lambda _: busy if next(counter) % 2 == 0 else None)  # noqa: E731
+    with service_behind(alternating, backend) as (_, url):
+        backend.samples.clear()
+        with SyncCompositeReward(definition(url, batch_size=8)) as reward:
+            mts = [str(index) for index in range(32)]
+            results = reward.score(texts(*mts, *mts))
+    assert [result.reward for result in results] == [*map(fake, mts)] * 2
+    assert len(backend.samples) <= 64  # equal texts of one request are sent once
+
+
+def test_closing_ends_the_calls_that_wait():
+    backend = Held("xcomet")
+    with running_service(backend) as url:
+        reward = SyncCompositeReward(definition(url))
+        reward.check()
+        backend.hold()
+        errors = []
+
+        def call():
+            try:
+                reward.score(texts("a"))
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        wait_until(backend.entered.is_set)
+        reward.close()
+        thread.join()
+        backend.go.set()
+        assert errors == ["the composite reward was closed meanwhile"]

@@ -1,0 +1,146 @@
+"""The reward definition of a run's config gives the run's sequence rewards."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from scorekit.errors import UserError
+from scorekit.rewards import SyncCompositeReward, load_definition
+from tests.kits.trainer.rewards import judge_service, reward_services
+from tests.kits.trainer.runs import rollout
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.definition import sequence_definition
+from trainer.translation.rewards.services import RewardClient
+
+SRC = "Please save all of your changes before you close the window, or they will be lost."
+MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
+#: (source, translation, finish reason). Recorder fails `nan`, and refuses `long` as overlong.
+TEXTS = [
+    (SRC, MT, "eos"),
+    (SRC, MT * 3, "length"),
+    (SRC, SRC, "eos"),
+    (SRC, "저장하세요. " * 20, "length"),
+    (SRC, "nan", "eos"),
+    (SRC, "a long text", "eos"),
+    (SRC, "a long text, cut", "length"),
+    (SRC, "a long text\0", "eos"),
+    (SRC, "x\0", "eos"),
+    (SRC, "", "eos"),
+    ("a\0", MT, "eos"),
+    ("a\0", "x\0", "length"),
+]
+GUARDS = {f"w_{name}": 0.7 for name in ("language", "script", "copy", "length", "repetition")}
+
+
+@pytest.fixture(scope="module")
+def services():
+    with reward_services() as running:
+        yield running
+
+
+def both(cfg):
+    """Return the trainer's rewards, and those of the definition, of the same texts."""
+    rollouts = [
+        rollout(
+            [1],
+            [5],
+            mt,
+            src_text=src,
+            finish_reason=reason,
+            pair="en-US>ko-KR",
+            ref_text="변경한 내용을 저장하세요.",
+        )
+        for src, mt, reason in TEXTS
+    ]
+    with closing(RewardClient(cfg)) as rewarder:
+        scores = rewarder.score([item.scored_text for item in rollouts])
+    trained = [reward.r_seq for reward in compute_rewards(rollouts, scores, cfg)]
+    samples = [
+        {
+            "src": item.src_text,
+            "mt": item.completion_text,
+            "src_lang": "en-US",
+            "tgt_lang": "ko-KR",
+            "finish_reason": item.finish_reason,
+            "ref": item.ref_text,
+        }
+        for item in rollouts
+    ]
+    with SyncCompositeReward(sequence_definition(cfg)) as reward:
+        return trained, [result.reward for result in reward.score(samples)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"w_metricx": 0.3, "metricx_offset": 2.0, "w_xcomet_seq": 1.5, "xcomet_seq_scale": 3.0},
+        {"guards": GUARDS, "no_eos_penalty": 4.0},
+        {"guards": {"shown": True}, "w_chrf": 0.1},
+        {"overlong": "skip", "no_eos_penalty": 4.0},
+        {"overlong": "penalty", "text_error_reward": -30.0, "w_xcomet_seq": 1.0},
+        {"overlong": "windows", "max_input_length": 64},
+    ],
+)
+def test_both_give_the_same_numbers(services, changes):
+    cfg = services.config(**({"w_xcomet_span": 0.0} | changes))
+    trained, composite = both(cfg)
+    # at most 10 addends of size 100, whose sums round by 100 * 2**-52 each at most
+    assert [reward is None for reward in composite] == [reward is None for reward in trained]
+    assert composite == [r if r is None else pytest.approx(r, rel=0, abs=1e-12) for r in trained]
+    refused = trained[8]
+    assert refused == cfg.text_error_reward and trained[4] is None
+    assert trained[10] is trained[11] is None
+    if cfg.overlong != "windows":  # by which "long" is read, too
+        cut = cfg.text_error_reward - cfg.no_eos_penalty
+        assert trained[5] == (None if cfg.overlong == "skip" else cfg.text_error_reward)
+        assert trained[6] == (None if cfg.overlong == "skip" else cut)
+    assert len({reward for reward in trained if reward is not None}) >= 5
+
+
+def test_a_judge_s_verdict_is_a_component(services):
+    with judge_service() as (_, url):
+        cfg = services.config(
+            w_xcomet_span=0.0,
+            w_judge=2.0,
+            urls={"judge": url},
+            judge_rubric="fluency",
+            judge_variables={"text": "mt", "language": "tgt_lang"},
+        )
+        trained, composite = both(cfg)
+    assert composite == [r if r is None else pytest.approx(r, rel=0, abs=1e-12) for r in trained]
+    assert trained[0] is not None and trained[4] is None
+
+
+def test_urls_may_come_from_the_environment(services, monkeypatch):
+    monkeypatch.setenv("METRICX_URL", services.urls["metricx_urls"])
+    definition = sequence_definition(RewardConfig(w_xcomet_span=0.0))
+    assert definition.components["metricx"].service == (services.urls["metricx_urls"],)
+    assert load_definition(definition.model_dump(mode="json")) == definition
+    monkeypatch.delenv("METRICX_URL")
+    with pytest.raises(UserError, match=r"reward.metricx_urls: required. Give the URL"):
+        sequence_definition(RewardConfig(w_xcomet_span=0.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({}, "reward.w_xcomet_span"),
+        ({"w_mqm_span": 1, "w_omission": 1}, "reward.w_xcomet_span, reward.w_mqm_span, reward.w_o"),
+        ({"w_xcomet_span": 0, "terms": {"brevity": 1}}, "reward.terms.brevity"),
+        ({"w_xcomet_span": 0, "metricx_tokenizer_name": "t"}, "reward.metricx_tokenizer_name"),
+        ({"w_xcomet_span": 0, "metricx_urls": ["some.module:Class"]}, "reward.metricx_urls"),
+    ],
+)
+def test_what_a_definition_cannot_express_is_named(services, changes, keys):
+    with pytest.raises(UserError, match=f"^{keys}.*: a reward definition cannot express these"):
+        sequence_definition(services.config(**changes))
+
+
+def test_spans_without_a_weight_of_a_severity_are_no_obstacle(services):
+    weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
+    definition = sequence_definition(services.config(severity_weights=weights))
+    assert list(definition.components) == ["metricx"]
