@@ -41,6 +41,8 @@ class FlakyServer:
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return await self.app(scope, receive, send)
         body = await _body(receive)
+        if body is None:
+            return None
         request = scope["path"], body.decode(errors="replace")
         failure = self.mood(*request)
         self.request_counts[failure or ""] += 1
@@ -78,10 +80,13 @@ async def _answer(failure: Fault | None, send: Any) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": length is not None})
 
 
-async def _body(receive: Any) -> bytes:
+async def _body(receive: Any) -> bytes | None:
+    """Return a request's body; None if the client hung up before it had sent all of it."""
     body, more = b"", True
     while more:
         message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
         body += message.get("body", b"")
         more = message.get("more_body", False)
     return body

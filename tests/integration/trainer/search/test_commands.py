@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ import yaml
 
 from scorekit.config import load_config
 from testing.processes import free_port
-from testing.proxy import delaying_proxy
 from tests.kits.service_process import wait_until
-from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
+from tests.kits.trainer.searching.demo_stack import Stack, demo_stack, hanging_generator
 from trainer.search.config import SearchConfig
 from trainer.search.reward.compute import with_reward
 from trainer.search.trajectories.store import TrajectoryStore
@@ -145,18 +143,9 @@ def test_money_that_is_spent_ends_a_run_which_goes_on_with_more(stack, tmp_path)
 
 def test_a_run_that_nobody_answers_ends_and_is_done_again(stack, tmp_path):
     folder = tmp_path / "collect"
-    generator = next(flag for flag in stack.settings if flag.startswith("answering.generator.base"))
-    times = count()
-    port = int(generator.rsplit(":", 1)[1].removesuffix("/v1"))
-    with delaying_proxy(port, lambda: 0.0 if next(times) == 0 else 60.0) as slow_port:
-        keys = {
-            "answering.generator.base_url": f"http://127.0.0.1:{slow_port}/v1",
-            "answering.generator.request_timeout_s": 0.2,
-            "answering.generator.deadline_s": 0.1,
-            "stop.skipped_updates": 2,
-        }
-        hangs = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
-        code, _, errors = stack.run("collect", *collecting(stack, folder, *hangs))
+    with hanging_generator() as hangs:
+        flags = collecting(stack, folder, *hangs, "--set", "stop.skipped_updates=2")
+        code, _, errors = stack.run("collect", *flags)
     assert code == 3 and "no episode of 2 steps in a row has a reward" in errors
     store = TrajectoryStore(folder / "trajectories")
     unanswered = list(store.read(store.steps()[-2:]))

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testing.processes import free_port
-from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
+from tests.kits.trainer.searching.demo_stack import Stack, demo_stack, hanging_generator
 from trainer.__main__ import app
 from trainer.runs.run_log import read_jsonl
 from trainer.search.evaluation.compare import episodes_of
@@ -132,8 +132,9 @@ def test_a_mistake_is_told_in_a_line(stack, evaluated, tmp_path):
 
 
 def test_whom_nobody_answers_has_no_number(stack, evaluated, tmp_path):
-    down = ("--set", "answering.generator.deadline_s=0.001", "--set", f"data.eval={evaluated[1]}")
-    code, _, errors = evaluating(stack, tmp_path / "run", *down)
+    with hanging_generator() as hangs:
+        flags = (*hangs, "--set", f"data.eval={evaluated[1]}")
+        code, _, errors = evaluating(stack, tmp_path / "run", *flags)
     assert code == 3 and "no episode has a reward: eval" in errors
     stats = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert (stats["reward_mean"], stats["answers_failed"]) == (None, 2)

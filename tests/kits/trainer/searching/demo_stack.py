@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.search.run import HERE, ingest, open_services
+from testing.flaky_server import FlakyServer
+from testing.openai_server import FakeOpenAI
 from testing.processes import child_environment
+from testing.servers import running_app
 from tests.kits.trainer.forked_trainer import Command
 
 DECKS = ("life-expectancy", "income-per-head", "국가_개요")
@@ -63,3 +66,22 @@ def demo_stack(folder: Path) -> Iterator[Stack]:
     questions.write_text(text, encoding="utf-8")
     with open_services(folder) as (settings, policy):
         yield Stack(folder, settings, policy, questions)
+
+
+@contextmanager
+def hanging_generator() -> Iterator[tuple[str, ...]]:
+    """Start a generator that lists its model and never answers; yield the flags that name it.
+
+    A call waits 0.1 s for its answer. So no call is answered, on however fast a machine.
+    """
+    server = FlakyServer(
+        FakeOpenAI("demo-generator").app,
+        lambda path, body: "hang" if path.endswith("completions") else None,
+    )
+    with running_app(server) as url:
+        keys = {"base_url": f"{url}/v1", "deadline_s": 0.1}
+        yield tuple(
+            flag
+            for key, value in keys.items()
+            for flag in ("--set", f"answering.generator.{key}={value}")
+        )

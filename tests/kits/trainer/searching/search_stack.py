@@ -78,8 +78,9 @@ def running_search_stack(folder: Path) -> Iterator[SearchStack]:
             misc={"save_every_n_updates": 0, "keep_checkpoints": UPDATES},
         )
         config_values["answering"]["generator"] |= {"max_attempts": 1}
-        config_values["answering"]["judge"] |= {"deadline_s": 2.0}
-        config_values["retriever"] |= {"deadline_s": 1.0}
+        # Long enough for a healthy service on a busy machine; a sick one costs it once an attempt.
+        config_values["answering"]["judge"] |= {"deadline_s": 5.0}
+        config_values["retriever"] |= {"deadline_s": 5.0}
         config = learning.write_config(folder / "config.yaml", config_values)
         stack = SearchStack(config, stand_in, fake, retriever, generator, judge, folder / "whole")
         assert train(stack, stack.undisturbed, "misc.save_every_n_updates=1").exit_code == 0

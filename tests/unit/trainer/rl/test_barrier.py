@@ -59,16 +59,22 @@ def test_all_pass_again_and_again(size):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_if_one_gives_up_all_do_or_none(size):
-    moments, seen = random.Random(1), set()
+    moments = random.Random(1)
     for number in range(60):
         processes = barriers(size, f"thread {number}")
         closing = threading.Timer(moments.uniform(0, 0.003), processes[number % size].close)
         closing.start()
         passed = outcomes(processes, [moments.uniform(0, 0.003) for _ in range(size)])
         closing.join()
+        # Which of the two happens depends on the machine; a mixture never does.
         assert len(set(passed)) == 1, passed
-        seen.add(passed[0])
-    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_one_that_gives_up_before_the_others_come_stops_all(size):
+    processes = barriers(size)
+    processes[0].close()
+    assert outcomes(processes, [0.0] * size) == [False] * size
 
 
 def test_one_that_comes_after_another_gave_up_gives_up_at_once():

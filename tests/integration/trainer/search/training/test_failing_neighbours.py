@@ -216,7 +216,7 @@ def test_one_that_is_away_for_all_is_waited_for(
     neighbour.mood = mood
     if service_name == "judge":  # the judge has cached its verdicts on others
         stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
-    artifacts = train(stack, tmp_path, "answering.judge.deadline_s=0.5")
+    artifacts = train(stack, tmp_path)
     assert artifacts.exit_code == 0 and since
     assert [line["attempts"] for line in artifacts.updates] == [1, 2, 1]
     assert {trajectory.attempt for trajectory in stored(tmp_path, 2).values()} == {1}
