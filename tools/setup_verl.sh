@@ -13,4 +13,4 @@ install() { install_into .venv-verl "$@"; }
 say "installing torch and verl"
 install_cpu_torch "$(sed -n 's/^torch==//p' tools/verl-requirements.txt)"
 install --no-deps -r tools/verl-requirements.txt
-.venv-verl/bin/python -W ignore -c 'import ray, tensordict, verl.protocol'
+.venv-verl/bin/python -W ignore -c 'import verl.trainer.ppo.v1.agent_loop_tq'
