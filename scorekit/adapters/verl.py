@@ -79,7 +79,7 @@ class AsyncRewards:
         reward = reward_of(result, info, self.settings)
         if not (math.isfinite(reward) and math.isfinite(result.score)):
             message = f"the score is {result.score}, the reward {reward}"
-            raise SampleError("model_failure", message, id=result.id, index=0)
+            raise SampleError("non_finite", message, id=result.id, index=0)
         return ScoredText(reward, {info.service: result.score}, result)
 
 
