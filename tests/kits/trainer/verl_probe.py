@@ -184,7 +184,9 @@ def main() -> None:
     results = {
         "managers": {name: managed(tokenizer, name, good, "가") for name in case["managers"]},
         "nan": {name: managed(tokenizer, name, good, "nan") for name in case["managers"]},
-        "sick": {name: managed(tokenizer, "naive", url, "가") for name, url in case["sick"].items()},
+        "sick": {
+            name: managed(tokenizer, "naive", url, "가") for name, url in case["sick"].items()
+        },
         "tokens": token_rewards(tokenizer, case["xcomet"], case["text"]),
         "tokens_nan": token_rewards(tokenizer, case["xcomet"], "nan"),
         "tokens_sick": {

@@ -85,7 +85,7 @@ def test_reward_managers_log_the_reward_and_its_components(results):
 
 def test_a_failed_score_leaves_each_manager_as_an_exception(results):
     refused = "UnsafeRewardManager"
-    assert results["nan"] == {name: "SampleError" for name in MANAGERS} | {"rate_limited": refused}
+    assert results["nan"] == dict.fromkeys(MANAGERS, "SampleError") | {"rate_limited": refused}
     assert results["managers"]["rate_limited"] == refused
     assert all(isinstance(answer, str) for answer in results["sick"].values()), results["sick"]
 
