@@ -42,7 +42,7 @@ env-oracle: .venv-oracle/ready ## make .venv-oracle: unbabel-comet, which our xC
 	@bash tools/setup_oracle.sh
 	@touch $@
 
-env-verl: .venv-verl/ready ## make .venv-verl: the trainer verl on a CPU, which our binding is tried in (SIZE, TIME)
+env-verl: .venv-verl/ready ## make .venv-verl: the trainer verl on a CPU, which our binding is tried in (1.6 GB, 4 minutes)
 
 .venv-verl/ready: tools/setup_verl.sh tools/verl-requirements.txt tools/lib.sh
 	@bash tools/setup_verl.sh
