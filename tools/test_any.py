@@ -95,7 +95,7 @@ def run(level: str, threads: int, tests: list[str]) -> int:
             "pytest",
             "-q",
             "-m",
-            "not slow and not vllm and not oracle",
+            "not slow and not vllm and not oracle and not verl",
             *tests,
         ],
         cwd=ROOT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import json
@@ -16,7 +17,7 @@ from scorekit.adapters import verl
 from scorekit.adapters.openrlhf import RewardServer, completion_of, create_app
 from scorekit.adapters.rewards import reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
-from scorekit.adapters.verl import compute_score, compute_score_batch
+from scorekit.adapters.verl import compute_score
 from scorekit.client import ScoringClient
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from scorekit.prompts import TEMPLATES, fill
@@ -122,20 +123,24 @@ def test_trl_raises_where_no_service_answers():
 
 
 # -- verl -----------------------------------------------------------------------------------------
-# verl/workers/reward_manager/naive.py and verl/experimental/reward_loop/reward_manager/naive.py:
-# one sample, all by keyword; extra_info also holds num_turns and rollout_reward_scores; the newer
-# one adds reward_router_address and reward_model_tokenizer where a reward model runs.
-# verl/workers/reward_manager/batch.py: the plural names; numpy arrays of objects.
+# verl/experimental/reward_loop/reward_manager/naive.py: one sample, all by keyword; extra_info also
+# holds num_turns and rollout_reward_scores; reward_router_address and reward_model_tokenizer come
+# where a reward model runs. tests/integration/scorekit/adapters/test_verl.py runs verl itself.
 # reward_kwargs are merged into the call's keywords (verl/trainer/ppo/reward.py).
 
 EXTRA = {"index": 3, "num_turns": None, "rollout_reward_scores": {}}
 
 
+def _verl(function=compute_score, **call):
+    """Return the reward that verl reads, as its manager `naive` calls the function."""
+    return asyncio.run(function(**call, reward_manager="naive"))["score"]
+
+
 def test_verl_one_by_one(metricx, xcomet):
     call = {"data_source": "wmt", "solution_str": "가", "ground_truth": "ref"}
     extra = {**EXTRA, "src": "a"}
-    assert compute_score(**call, extra_info=extra, url=metricx) == _metricx("a", "가")
-    assert compute_score(
+    assert _verl(**call, extra_info=extra, url=metricx) == _metricx("a", "가")
+    assert _verl(
         **call,
         extra_info=extra,
         url=xcomet,
@@ -143,9 +148,8 @@ def test_verl_one_by_one(metricx, xcomet):
         reward_router_address="http://elsewhere",
         reward_model_tokenizer=None,
     ) == _xcomet("a", "가", "ref")
-    assert compute_score(**call | {"solution_str": ""}, extra_info=extra, url=metricx) == _metricx(
-        "a", ""
-    )
+    call["solution_str"] = ""
+    assert _verl(**call, extra_info=extra, url=metricx) == _metricx("a", "")
 
 
 def test_verl_loads_the_file_by_its_path(metricx):
@@ -154,23 +158,17 @@ def test_verl_loads_the_file_by_its_path(metricx):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     call = {"data_source": "wmt", "solution_str": "가", "ground_truth": "", "extra_info": EXTRA}
-    got = module.compute_score(**{**call, "url": metricx, "src_key": "ground_truth"})
+    got = _verl(module.compute_score, **call, url=metricx, src_key="ground_truth")
     assert got == _metricx("", "가")
 
 
-def test_verl_in_batches_configured_by_the_environment(metricx, monkeypatch):
-    numpy = pytest.importorskip("numpy")
+def test_verl_configured_by_the_environment(metricx, monkeypatch):
     monkeypatch.setenv("SCOREKIT_REWARD_URL", metricx)
     monkeypatch.setenv("SCOREKIT_REWARD_OFFSET", "7.5")
     monkeypatch.setenv("SCOREKIT_REWARD_SRC_KEY", "ground_truth")
-    got = compute_score_batch(
-        data_sources=numpy.array(["wmt", "wmt"], dtype=object),
-        solution_strs=["가", "나"],
-        ground_truths=["a", "b"],
-        extra_infos=numpy.array([dict(EXTRA), dict(EXTRA)], dtype=object),
-    )
-    assert got == [_metricx("a", "가", offset=7.5), _metricx("b", "나", offset=7.5)]
-    assert all(type(reward) is float for reward in got)
+    call = {"data_source": "wmt", "solution_str": "가", "ground_truth": "a"}
+    got = _verl(**call, extra_info=dict(EXTRA))
+    assert got == _metricx("a", "가", offset=7.5) and type(got) is float
 
 
 def test_verl_takes_the_source_from_a_prompt_that_the_row_carries(xcomet):
@@ -182,17 +180,18 @@ def test_verl_takes_the_source_from_a_prompt_that_the_row_carries(xcomet):
         "text": "a {text}\n\nb",
     }
     prompt = [{"role": "user", "content": fill(TEMPLATES["translategemma"], fields)}]
-    got = compute_score(
-        "wmt", "가", None, {"prompt": prompt}, url=xcomet, src_template="translategemma"
-    )
+    call = {"data_source": "wmt", "solution_str": "가", "ground_truth": None}
+    settings = {"url": xcomet, "src_template": "translategemma"}
+    got = _verl(**call, extra_info={"prompt": prompt}, **settings)
     assert got == _xcomet("a {text}\n\nb", "가")
 
 
 def test_a_failed_sample_raises_in_verl(metricx):
-    with pytest.raises(SampleError, match="sample 1: non_finite"):
-        compute_score_batch(["w"] * 2, ["가", "nan"], [""] * 2, [{"src": "a"}] * 2, url=metricx)
+    call = {"data_source": "w", "ground_truth": "", "url": metricx}
+    with pytest.raises(SampleError, match="sample 0: non_finite"):
+        _verl(**call, solution_str="nan", extra_info={"src": "a"})
     with pytest.raises(UserError, match="no field 'src'; there are: ground_truth, index"):
-        compute_score("w", "가", "", {"index": 1}, url=metricx)
+        _verl(**call, solution_str="가", extra_info={"index": 1})
 
 
 # -- OpenRLHF -------------------------------------------------------------------------------------

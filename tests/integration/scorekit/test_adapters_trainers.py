@@ -12,7 +12,7 @@ import pytest
 from scorekit.adapters.openrlhf import RewardServer, create_app
 from scorekit.adapters.rewards import reward_settings
 from scorekit.adapters.trl import reward_function
-from scorekit.adapters.verl import compute_score, compute_score_batch
+from scorekit.adapters.verl import UnsafeRewardManager, compute_score
 from scorekit.client import ScoringClient
 from scorekit.errors import SampleError, UserError
 from scorekit.prompts import load_postprocess
@@ -96,8 +96,8 @@ def test_every_adapter_scores_what_the_trainer_would(metricx):
     assert trl(prompts=["p"], completions=[DECODED], src=["a"]) == [expected]
     assert trl(prompts=["p"], completions=chat, src=["a"]) == [expected]
     row = {"data_source": "d", "solution_str": DECODED, "ground_truth": "", "url": metricx}
-    assert compute_score(**row, extra_info={"src": "a"}) == expected
-    assert compute_score_batch(["d"], [DECODED], [""], [{"src": "a"}], url=metricx) == [expected]
+    verl_row = row | {"extra_info": {"src": "a"}, "reward_manager": "naive"}
+    assert asyncio.run(compute_score(**verl_row))["score"] == expected
 
 
 def test_a_completion_may_be_scored_as_it_is_or_after_a_function_of_the_users(metricx):
@@ -191,11 +191,14 @@ def test_what_cannot_be_scored_is_said_to_slime(metricx, payload, message):
 # -- verl -----------------------------------------------------------------------------------------
 
 
-def test_a_failure_ends_verl_s_run_and_is_reward_0_only_in_its_rate_limited_manager(metricx):
+def test_a_failure_is_no_reward_0_in_any_reward_manager_of_verl(metricx):
     sample = {"data_source": "d", "ground_truth": "", "extra_info": {"src": "a"}, "url": metricx}
+    sample["reward_manager"] = "naive"
     good = asyncio.run(verl_run_single(compute_score, solution_str=" 가", **sample))
     assert good == _reward("a", "가")
     with pytest.raises(SampleError, match="non_finite"):
         asyncio.run(verl_run_single(compute_score, solution_str="nan", **sample))
-    call = verl_rate_limited(compute_score, 60.0, solution_str="nan", **sample)
-    assert asyncio.run(call) == {"score": 0.0, "error": True}  # docs/clients.md warns of it
+    for manager in ("rate_limited", "batch", None):
+        sample["reward_manager"] = manager
+        with pytest.raises(UnsafeRewardManager, match="reward_manager"):
+            asyncio.run(verl_rate_limited(compute_score, 60.0, solution_str="nan", **sample))

@@ -7,7 +7,7 @@ Pauses between tries are left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -71,16 +71,18 @@ def slime_remote_rm(url: str, prompt: Any, response: str, label: Any) -> Any:
     raise AssertionError
 
 
-async def verl_run_single(compute_score: Callable[..., float], **sample: Any) -> float:
-    """Return the reward of a sample in verl's reward loop: in a thread, without a time limit.
+async def verl_run_single(
+    compute_score: Callable[..., Awaitable[dict[str, float]]], **sample: Any
+) -> float:
+    """Return the reward of a sample in verl's reward loop: awaited, without a time limit.
 
-    An error of the function ends the run.
+    An error of the function drops the sample from its group.
     """
-    return await asyncio.get_running_loop().run_in_executor(None, lambda: compute_score(**sample))
+    return (await compute_score(**sample))["score"]
 
 
 async def verl_rate_limited(
-    compute_score: Callable[..., float], timeout_s: float, **sample: Any
+    compute_score: Callable[..., Awaitable[dict[str, float]]], timeout_s: float, **sample: Any
 ) -> dict[str, Any]:
     """Return the reward of verl's rate-limited manager: 0 after a timeout or an error."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -92,11 +93,16 @@ def test_the_reward_definition(tmp_path):
 
 def test_verl_s_settings(url):
     (settings,) = (code for code in SHELL if "custom_reward_function" in code)
-    words = dict(word.split("=", 1) for word in shlex.split(settings.replace(OURS, url)))
-    reward_kwargs = {name.rsplit(".", 1)[1]: value for name, value in words.items()}
-    assert reward_kwargs.pop("path").endswith("/scorekit/adapters/verl.py")
-    assert reward_kwargs.pop("name") == compute_score.__name__
-    assert isinstance(compute_score("d", "b", "", {"src": "a"}, **reward_kwargs), float)
+    words = [word for word in shlex.split(settings.replace(OURS, url)) if "=" in word]
+    prefix = "reward.custom_reward_function."
+    values = {k.removeprefix("+"): v for k, _, v in (word.partition("=") for word in words)}
+    function = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+    assert function.pop("path") == f"pkg://{compute_score.__module__}"
+    assert function.pop("name") == compute_score.__name__
+    reward_kwargs = {k.removeprefix("reward_kwargs."): v for k, v in function.items()}
+    assert reward_kwargs.pop("reward_manager") == "${reward.reward_manager.name}"
+    call = compute_score("d", "b", "", {"src": "a"}, reward_manager="naive", **reward_kwargs)
+    assert isinstance(asyncio.run(call)["score"], float)
 
 
 def test_the_flags_of_the_adapter_s_server():

@@ -74,13 +74,18 @@ def test_the_command_writes_spans(url, upstream, tmp_path):
     assert "lower is" in result.output and "passed" not in result.output
 
 
+def _verl_score(extra_info, **settings):
+    call = compute_score("d", "집", "t", extra_info, reward_manager="naive", **settings)
+    return asyncio.run(call)["score"]
+
+
 def test_trainers_of_others_get_rewards_from_it(url):
     settings = {"task": "mqm", "src_lang": "en", "tgt_lang_key": "lang", "offset": 5.0}
     rewards = reward_function(url, **settings)
     columns = {"src": ["The house"] * 3, "lang": ["ko", "ko", "nonsense!"]}
     assert rewards(["p"] * 3, ["집", "", "집"], **columns) == [0.0, -5.0, None]
     label = {"src": "The house", "lang": "ko"}
-    assert compute_score("d", "집", "t", label, url=url, **settings) == 0.0
+    assert _verl_score(label, url=url, **settings) == 0.0
 
     async def served():
         async with ScoringClient([url]) as client:
@@ -156,7 +161,7 @@ def test_adapters_ask_a_judge_nothing_that_could_only_fail(url, upstream, settin
 
 def test_rules_have_no_points_to_give():
     with running_judge() as url, pytest.raises(UserError, match="task 'mqm': this judge has"):
-        compute_score("d", "집", "t", {"src": "a"}, url=url, **LANGUAGES)
+        _verl_score({"src": "a"}, url=url, **LANGUAGES)
 
 
 def test_every_adapter_takes_a_rubric_of_the_operator_for_a_reward(tmp_path):
@@ -164,7 +169,7 @@ def test_every_adapter_takes_a_rubric_of_the_operator_for_a_reward(tmp_path):
     llm = saying({"score": 0.25, "reason_code": "so", "notes": ""})
     with llm.running() as base, running_judge(upstream=base, rubrics=tmp_path) as url:
         assert reward_function(url, task="fluent")(["p"], ["집"], src=["a"]) == [0.25]
-        assert compute_score("d", "집", "t", {"src": "a"}, url=url, task="fluent") == 0.25
+        assert _verl_score({"src": "a"}, url=url, task="fluent") == 0.25
 
 
 def test_texts_that_a_task_does_not_know_are_no_reward(url, upstream):
