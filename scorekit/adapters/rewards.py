@@ -17,6 +17,7 @@ from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.config import describe_validation_error
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.prompts import FIELDS, load_postprocess, load_template
+from scorekit.rewards import RewardDefinition, load_definition
 from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,12 @@ class RewardSettings(BaseSettings):
     )
 
     url: Annotated[tuple[str, ...], NoDecode] = Field(
-        description="URLs of a scoring service, separated by commas."
+        (), description="URLs of a scoring service, separated by commas."
+    )
+    definition: Annotated[RewardDefinition | None, NoDecode] = Field(
+        None,
+        description="A composite reward in place of `url`: a YAML file, or a mapping. A sample has "
+        "all fields of the dataset's row beside those below.",
     )
     src_key: str = Field(
         "src", description="Field of the dataset's row (or of a JSON label) that is the source."
@@ -82,19 +88,37 @@ class RewardSettings(BaseSettings):
     deadline_s: float = Field(170.0, gt=0, description="Seconds for a request with its retries.")
 
 
-def reward_settings(**values: Any) -> RewardSettings:
-    """Return the settings from arguments, then from the environment. `url`: one URL or several.
+#: Settings that a reward definition has itself, for each component.
+_OF_DEFINITION = ("url", "task", "offset", "overlong", "timeout_s", "deadline_s")
 
-    Raises UserError if the URL is missing, a name is unknown or a value is wrong.
+
+def reward_settings(**values: Any) -> RewardSettings:
+    """Return the settings from arguments, then from the environment.
+
+    url: one URL or several. definition: as `scorekit.rewards.load_definition` takes it.
+
+    Raises UserError if neither is given, or a name is unknown, or a value is wrong or has no
+    effect.
     """
     urls = values.get("url", os.environ.get("SCOREKIT_REWARD_URL"))
-    if not urls:
-        raise UserError("no scoring service: give url, or set SCOREKIT_REWARD_URL")
-    values["url"] = tuple(urls.split(",")) if isinstance(urls, str) else tuple(urls)
+    definition = values.get("definition", os.environ.get("SCOREKIT_REWARD_DEFINITION"))
+    if not urls and not definition:
+        raise UserError(
+            "no scoring service: give url, or set SCOREKIT_REWARD_URL; or definition, or "
+            "set SCOREKIT_REWARD_DEFINITION"
+        )
+    if urls:
+        values["url"] = tuple(urls.split(",")) if isinstance(urls, str) else tuple(urls)
+    values["definition"] = load_definition(definition) if definition else None
     try:
-        return RewardSettings(**values)
+        settings = RewardSettings(**values)
     except ValidationError as error:
         raise UserError(f"reward settings: {describe_validation_error(error)}") from None
+    if settings.definition is not None:
+        for name in _OF_DEFINITION:
+            if name in settings.model_fields_set and getattr(settings, name) != ():
+                raise UserError(f"{name}: has no effect beside definition. Set it in there")
+    return settings
 
 
 class Samples:
@@ -113,6 +137,7 @@ class Samples:
         self._keys = {name: key for name, key in keys.items() if key is not None}
         if both := sorted(self._fixed.keys() & self._keys.keys()):
             raise UserError(f"{both[0]} and {both[0]}_key: give one of them")
+        self._keeps_fields = settings.definition is not None
         self._postprocess = load_postprocess(settings.postprocess)
         self._src_key = settings.src_key
         self._pattern: re.Pattern[str] | None = None
@@ -121,8 +146,8 @@ class Samples:
         elif settings.src_pattern is not None:
             self._pattern = _compiled(settings.src_pattern)
 
-    def sample(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> dict[str, str]:
-        """Return a sample of a request.
+    def sample(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> dict[str, Any]:
+        """Return a sample of a request; for a reward definition with all fields of the row.
 
         fields: the fields of the dataset's row. mt: the decoded completion.
 
@@ -137,7 +162,8 @@ class Samples:
             if match is None or match["src"] is None:
                 raise UserError("the source cannot be found in the prompt: check the pattern")
             src = match["src"]
-        sample = {**self._fixed, "src": src, "mt": self._postprocess(mt)}
+        row = fields if self._keeps_fields else {}
+        sample = {**row, **self._fixed, "src": src, "mt": self._postprocess(mt)}
         return sample | {name: _text(fields, key) for name, key in self._keys.items()}
 
 
@@ -268,16 +294,16 @@ class Rewards:
 def rewards_for(settings: RewardSettings) -> Rewards:
     """Return the client of these settings. It is reused within a process, because a trainer calls
     this once per batch or once per sample."""
-    return _rewards(settings, os.getpid())
+    return _rewards(settings.model_dump_json(), os.getpid())
 
 
 @lru_cache(maxsize=8)
-def _rewards(settings: RewardSettings, pid: int) -> Rewards:
+def _rewards(settings_json: str, pid: int) -> Rewards:
     """Return the client of these settings in this process.
 
     pid: part of the cache key, because a forked process does not have the client's thread.
     """
-    return Rewards(settings)
+    return Rewards(RewardSettings.model_validate_json(settings_json))
 
 
 def message_text(message: Any) -> str:

@@ -1,0 +1,1 @@
+"""Measure composite rewards under many callers: `python -m bench.rewards`."""

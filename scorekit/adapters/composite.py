@@ -1,0 +1,63 @@
+"""Composite rewards in the adapters: what a trainer's row becomes, and what an outage is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from scorekit.adapters.rewards import RewardSettings, Samples
+from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward
+
+#: Statuses of a component whose service has not answered.
+_OUTAGES = ("upstream", "timeout")
+
+
+class CompositeRewards:
+    """Gets composite rewards from services, for code that is not async."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self.samples = Samples(settings)
+        self._reward = SyncCompositeReward(definition_of(settings))
+
+    def score(
+        self, samples: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
+    ) -> list[RewardResult]:
+        """Return the results of samples. See `CompositeReward.score`.
+
+        Raises ServiceUnreachable if no sample has a reward, and each lacks a service's answer.
+        """
+        results = self._reward.score(samples, groups=groups)
+        raise_for_outage(results)
+        return results
+
+
+def definition_of(settings: RewardSettings) -> RewardDefinition:
+    """Return the settings' definition. Raises UserError if there is none."""
+    if settings.definition is None:
+        raise UserError("definition: not set. Give the path of a YAML file")
+    return settings.definition
+
+
+def raise_for_outage(results: Sequence[RewardResult]) -> None:
+    """Raise ServiceUnreachable if no sample has a reward, and each lacks a service's answer."""
+    if results and all(result.reward is None and _is_outage(result) for result in results):
+        reason = f"none of {len(results)} samples has a reward: {results[0].reason}"
+        raise ServiceUnreachable("reward definition", reason)
+
+
+def _is_outage(result: RewardResult) -> bool:
+    return any(c.weight and c.status in _OUTAGES for c in result.components.values())
+
+
+def composite_rewards_for(settings: RewardSettings) -> CompositeRewards:
+    """Return the client of these settings. It is reused within a process, as `rewards_for` is."""
+    return _composite_rewards(settings.model_dump_json(), os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _composite_rewards(settings_json: str, pid: int) -> CompositeRewards:
+    """Return the client of these settings in this process. pid: see `rewards._rewards`."""
+    return CompositeRewards(RewardSettings.model_validate_json(settings_json))
