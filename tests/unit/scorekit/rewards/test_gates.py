@@ -115,9 +115,7 @@ _WORDS = {
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory):
     """Train a small language model and return its path."""
-    fasttext = pytest.importorskip("fasttext", reason="fastText is not installed")
-    if not hasattr(fasttext, "train_supervised"):
-        pytest.skip("fasttext-predict trains no model")
+    fasttext = pytest.importorskip("fasttext", reason="it has no wheel for this Python")
     folder, numbers = tmp_path_factory.mktemp("fasttext"), random.Random(0)
     lines = []
     for label, text in _WORDS.items():
@@ -155,9 +153,9 @@ def test_a_language_without_a_label_is_unknown_to_a_fasttext_model(model_path):
         assert gate(rule="language", model=model_path)(sample(KOREAN, language)).status == "unknown"
 
 
-def test_texts_that_are_no_unicode_do_not_end_the_run(model_path):
+def test_half_a_surrogate_pair_is_read_as_a_question_mark_by_a_fasttext_model(model_path):
     rule = gate(rule="language", model=model_path, min_letters=1)
-    assert rule(sample(f"{KOREAN} \ud800")).status == "open"
+    assert rule(sample(f"{KOREAN} \ud800")) == rule(sample(f"{KOREAN} ?"))
 
 
 def test_a_file_that_is_no_model_is_one_line(model_path, tmp_path):
