@@ -172,7 +172,10 @@ def _cancel_unwanted(
 
 
 def _failed(error: Exception) -> Failed:
-    """Return the failed result of a request that failed after its retries."""
+    """Return the failed result of a request that failed after its retries.
+
+    A later request may succeed, unless the service has refused this one (4xx)."""
     failed = failure("upstream", str(error))
-    wire_error = failed.error.model_copy(update={"retryable": is_retryable(error)})
+    is_transient = is_retryable(error) or isinstance(error, ServiceUnreachable)
+    wire_error = failed.error.model_copy(update={"retryable": is_transient})
     return failed.model_copy(update={"error": wire_error})

@@ -110,6 +110,8 @@ class ComponentConfig(ServiceRequest):
             raise ValueError(
                 f"`severity_weights` needs `field` set to one of {', '.join(LIST_FIELDS)}"
             )
+        if len({name.upper() for name in self.severity_weights}) < len(self.severity_weights):
+            raise ValueError("`severity_weights` names a severity twice. Case makes no difference")
         if self.variables and self.task is None:
             raise ValueError("`variables` are a judge's. Give `task`, too")
         return self._check_group()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from scorekit.config import check_config
 from scorekit.errors import UserError
 from scorekit.rewards.definition import (
     LIST_FIELDS,
@@ -15,10 +16,26 @@ from scorekit.rewards.definition import (
 )
 from scorekit.rewards.formula import component_result, missing_component
 from scorekit.rewards.results import STATUSES, ComponentResult
-from scorekit.schemas import Failed, Info, JudgeScored, Result, Scored
+from scorekit.schemas import (
+    Failed,
+    Info,
+    JudgeOptions,
+    JudgeScored,
+    MetricXOptions,
+    Options,
+    Result,
+    Scored,
+    XCometOptions,
+)
 
 #: A source that is refused with this translation is refused with any.
 SHORTEST = "."
+#: The options of each kind of service. Another kind checks its own.
+_OPTIONS: dict[str, type[Options]] = {
+    "metricx": MetricXOptions,
+    "xcomet": XCometOptions,
+    "judge": JudgeOptions,
+}
 #: The judge's task that marks errors; it has languages in place of a rubric's variables.
 _MQM = "mqm"
 _MQM_VARIABLES = {name: name for name in ("src", "mt", "src_lang", "tgt_lang")}
@@ -59,6 +76,8 @@ def check_request(key: str, request: ServiceRequest, info: Info) -> None:
         raise UserError(
             f"{key}.model: {url} runs {info.model!r}, not {request.model!r}. Correct one of them"
         )
+    if info.service in _OPTIONS:
+        check_config(_OPTIONS[info.service], request.options, f"{key}.options")
     is_judge = info.service == "judge"
     if is_judge != (request.task is not None):
         hint = "Name a task" if is_judge else "Remove task"
@@ -112,7 +131,7 @@ def service_component(config: ComponentConfig, result: Result) -> ComponentResul
             config,
             status,
             message,
-            is_transient=error.retryable or status == "upstream",
+            is_transient=error.retryable,
             answer=result,
         )
     raw, reason = _value(config, result)

@@ -182,6 +182,17 @@ def test_a_judge_gives_verdicts_and_errors(judge):
             {"model": "other"},
             "components.a.model: http.* runs 'fake-xcomet', not 'other'",
         ),
+        (
+            "xcomet",
+            {"options": {"overlng": "windows"}},
+            "components.a.options: overlng: .*did you mean overlong",
+        ),
+        (
+            "metricx",
+            {"scale": -1, "options": {"span_offsets": "exact"}},
+            "components.a.options: span_offsets",
+        ),
+        ("judge", {"task": "mqm", "scale": -1, "options": {"votes": 0}}, "components.a.options: v"),
         ("xcomet", {"task": "mqm"}, "components.a.task: http.* is a xcomet service. Remove task"),
         ("judge", {}, "components.a.task: http.* is a judge service. Name a task"),
         ("judge", {"task": "fluency"}, "components.a.variables: required. Name the variables"),

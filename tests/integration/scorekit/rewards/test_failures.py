@@ -147,6 +147,7 @@ def test_a_service_that_refuses_every_request_is_not_asked_without_end():
         with SyncCompositeReward(definition(url)) as reward:
             results = reward.score(texts(*map(str, range(64))))
     assert [result.reward for result in results] == [None] * 64
+    assert not any(result.is_transient for result in results)
     assert 1 < len(wrapped.request_sizes) <= 1 + 32
 
 

@@ -71,6 +71,15 @@ SERVICE = {"service": URL}
             {"components": {"a": SERVICE | {"severity_weights": {"MINOR": -1}}}},
             "`severity_weights` needs `field` set to one of error_spans",
         ),
+        (
+            {
+                "components": {
+                    "a": SERVICE
+                    | {"field": "error_spans", "severity_weights": {"MINOR": -1, "minor": -2}}
+                }
+            },
+            "`severity_weights` names a severity twice",
+        ),
         ({"components": {"a": SERVICE | {"variables": {"x": "src"}}}}, "Give `task`, too"),
         ({"components": {"a b": SERVICE}}, "String should match"),
         (
