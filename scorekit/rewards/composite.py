@@ -29,7 +29,7 @@ from scorekit.rewards.services import (
     request_key,
     service_component,
 )
-from scorekit.schemas import Failed, Result
+from scorekit.schemas import Failed, Info, Result
 from scorekit.scorers import SampleForScoring
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
@@ -99,14 +99,16 @@ class CompositeReward:
         for service in self._services.values():
             await service.close()
 
-    async def check(self) -> None:
-        """Ask every service what it is, before a run starts.
+    async def check(self) -> dict[str, Info]:
+        """Ask every service what it is, before a run starts; return the answers by component.
 
         Raises UserError if a service does not fit the definition, ServiceUnreachable if it does not
         answer within the deadline, RequestError if it refuses the key.
         """
-        for service in self._services.values():
-            await service.check()
+        infos: dict[str, Info] = {}
+        for key, service in self._services.items():
+            infos |= dict.fromkeys(self._names_by_request[key], await service.check())
+        return infos
 
     async def score_group(
         self, samples: Sequence[Sample], *, deadline_s: float | None = None
@@ -166,9 +168,9 @@ class SyncCompositeReward(ForkSafeClient[CompositeReward]):
             CompositeReward.close,
         )
 
-    def check(self) -> None:
+    def check(self) -> dict[str, Info]:
         """See CompositeReward.check."""
-        self.run(lambda reward: reward.check())
+        return self.run(lambda reward: reward.check())
 
     def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[RewardResult]:
         """See CompositeReward.score."""

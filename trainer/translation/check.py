@@ -183,6 +183,7 @@ def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
         descriptions = [
             f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()
         ]
+        descriptions += [f"{part}: {info.model}" for part, info in rewarder.component_infos.items()]
         return True, "; ".join(descriptions) or "scores in this process"
 
 

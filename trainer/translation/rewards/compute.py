@@ -21,7 +21,7 @@ def compute_rewards(
 
     r_seq = w_metricx (metricx_offset - metricx_score) + w_xcomet_seq xcomet_seq_scale xcomet_score
             - sum over guards w_guard value - no_eos_penalty if truncated by max_new_tokens
-            + w_judge verdict + w_chrf chrF + further components,
+            + w_judge verdict + w_definition composite + w_chrf chrF + further components,
     or `text_error_reward` if the text cannot be scored, or None if a service failed, the source
     cannot be scored, or an overlong text is skipped.
     """

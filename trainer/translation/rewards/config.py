@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from scorekit.config import Config
+from scorekit.rewards import RewardDefinition, load_definition
 from trainer.config_base import may_change
 
 
@@ -17,6 +18,13 @@ def _split_commas(value: Any) -> Any:
 
 
 Urls = Annotated[list[str], BeforeValidator(_split_commas)]
+
+
+def _load_definition(value: Any) -> Any:
+    return value if value is None else load_definition(value)
+
+
+Definition = Annotated[RewardDefinition | None, BeforeValidator(_load_definition)]
 
 
 class SeverityWeights(Config):
@@ -135,6 +143,14 @@ class RewardConfig(Config):
         description="Each variable of that rubric, and the field of a sample: src, mt, "
         "src_lang or tgt_lang.",
     )
+    definition: Definition = Field(
+        None,
+        description="A composite reward with components and gates, as other trainers use it: a "
+        "YAML file, or its content (docs/clients.md). null: none.",
+    )
+    w_definition: float = Field(
+        1.0, ge=0, description="Weight of that composite reward; 0: not computed."
+    )
     w_chrf: float = Field(
         0.0,
         ge=0,
@@ -226,5 +242,7 @@ class RewardConfig(Config):
 
     def urls_key(self, service: str) -> str:
         """Return the config key of these URLs."""
+        if service == "definition":
+            return "reward.definition"
         has_own_key = f"{service}_urls" in type(self).model_fields
         return f"reward.{service}_urls" if has_own_key else f"reward.urls.{service}"

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 ServiceName = str
 #: Tasks of a judge: error spans, and the verdict of a rubric.
 MQM, VERDICT = "mqm", "judge"
+#: The composite reward of `reward.definition`, which asks services of its own.
+COMPOSITE = "definition"
 #: Source and translation, and, if known, their languages.
 Text = tuple[str, str] | tuple[str, str, str, str]
 #: Error type of a source that is refused with any translation.

@@ -21,10 +21,12 @@ from trainer.translation.rewards.components import (
     needed,
     services,
 )
+from trainer.translation.rewards.composite import CompositeScorer
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
 from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
+    COMPOSITE,
     RewardBatch,
     Scores,
     ServiceName,
@@ -74,12 +76,14 @@ class RewardClient:
         self.scoring = scoring_config(cfg, caching=caching)
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
         self._urls = {name: urls for name in services() if (urls := configured_urls(cfg, name))}
+        if COMPOSITE in self.needed:
+            self._urls.setdefault(COMPOSITE, [])
         unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
         offered = {*self.needed, *(unpaid if offer_unneeded else ())}
         #: Services of an evaluation: the needed ones, and those that have a URL.
         self.available = tuple(name for name in services() if name in offered)
         self.infos: dict[str, Info] = {}
-        self._scorers: dict[ServiceName, RemoteScorer | ThreadScorer] = {}
+        self._scorers: dict[ServiceName, RemoteScorer | ThreadScorer | CompositeScorer] = {}
         self._warned_truncated: set[ServiceName] = set()
         #: Finds out whether a failure is caused by the text or by its source.
         self.sources = SourceCheck(self.ask)
@@ -140,11 +144,18 @@ class RewardClient:
             for n, s in self._scorers.items()
             if n in self.needed and isinstance(s, ThreadScorer)
         ]
+        descriptions += self.component_infos.values()
         return {
             (description.model, description.revision)
             for description in descriptions
             if description is not None
         }
+
+    @property
+    def component_infos(self) -> dict[str, Info]:
+        """Return what the services of the composite reward are, by component."""
+        scorer = self._scorers.get(COMPOSITE)
+        return scorer.infos if isinstance(scorer, CompositeScorer) else {}
 
     @property
     def is_failure_fatal(self) -> bool:
@@ -165,7 +176,7 @@ class RewardClient:
 
         Metrics get no languages: they do not use them, and some services may refuse unknown fields.
         """
-        if host(name) != "judge":
+        if host(name) not in ("judge", COMPOSITE):
             samples = [SampleForScoring(sample.src, sample.mt) for sample in samples]
         return self._scorers[name].submit_batch(samples, self.scoring)
 
@@ -230,7 +241,11 @@ class RewardClient:
         except ScorekitError:
             return False
 
-    def _connect(self, name: ServiceName, urls: list[str]) -> RemoteScorer | ThreadScorer:
+    def _connect(
+        self, name: ServiceName, urls: list[str]
+    ) -> RemoteScorer | ThreadScorer | CompositeScorer:
+        if name == COMPOSITE and self.cfg.definition is not None:
+            return CompositeScorer(self.cfg.definition, self._key(name), caching=self.scoring.cache)
         local = [url for url in urls if not _is_url(url)]
         if self._scorer_args(name) and not local:
             raise UserError(
@@ -346,7 +361,12 @@ def scoring_config(cfg: RewardConfig, *, caching: bool = True) -> ScoringConfig:
 
 
 def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
-    """Return the URLs of the config, or else of the environment."""
+    """Return the URLs of the config, or else of the environment.
+
+    Those of a composite reward may be none: its rules may all be local."""
+    if name == COMPOSITE:
+        components = cfg.definition.components.values() if cfg.definition else ()
+        return [url for component in components for url in component.service or ()]
     return cfg.urls_of(host(name)) or _from_environment(host(name))
 
 

@@ -21,6 +21,7 @@ _CLASSES = (
     "mqm:MQMSpans",
     "mqm:Omissions",
     "judge:JudgeVerdict",
+    "composite:Composite",
     "chrf:ChrF",
 )
 COMPONENTS: list[RewardComponent] = [resolve_name(f"{__name__}.{path}")() for path in _CLASSES]

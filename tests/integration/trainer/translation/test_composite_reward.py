@@ -1,0 +1,179 @@
+"""A composite reward in a translation run is the one of every other trainer."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+import yaml
+
+from scorekit.config import load_config, save_config
+from scorekit.errors import UserError
+from scorekit.rewards import SyncCompositeReward
+from tests.kits.trainer.rewards import reward_services
+from tests.kits.trainer.runs import rollout
+from tests.kits.trainer.toy_runs import read, toy_config, train_here
+from trainer.translation.config import TranslationConfig
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.definition import sequence_definition
+from trainer.translation.rewards.services import RewardClient
+
+SRC = "Please save all of your changes before you close the window, or they will be lost."
+MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
+ALONE = {"w_metricx": 0.0, "w_xcomet_span": 0.0}
+
+
+@pytest.fixture(scope="module")
+def services():
+    with reward_services() as running:
+        yield running
+
+
+def rewards(cfg, *texts):
+    rollouts = [
+        rollout(
+            [1],
+            [5] * len(mt),
+            mt,
+            src_text=src,
+            pair="en-US>ko-KR",
+            token_char_offsets=[(i, i + 1) for i in range(len(mt))],
+        )
+        for src, mt in texts
+    ]
+    with closing(RewardClient(cfg)) as rewarder:
+        scores = rewarder.score([item.scored_text for item in rollouts])
+    return compute_rewards(rollouts, scores, cfg)
+
+
+def composite(services, **definition):
+    metricx = {"service": services.urls["metricx_urls"], "offset": 5.0, "scale": -1.0}
+    parts = {"components": {"metricx": metricx}, "deadline_s": 10.0} | definition
+    return RewardConfig(**ALONE, definition=parts)
+
+
+def test_the_definition_of_a_config_gives_the_config_s_rewards(services):
+    weights = {"w_metricx": 0.3, "w_xcomet_seq": 1.5, "guards": {"w_copy": 0.7, "w_length": 0.2}}
+    cfg = services.config(w_xcomet_span=0.0, **weights)
+    texts = [
+        (SRC, MT), (SRC, SRC), (SRC, MT * 3), (SRC, "nan"), (SRC, "a long text"),
+        (SRC, "x\0"), ("a\0", MT), ("a\0", "x\0"),
+    ]  # fmt: skip
+    expected = rewards(cfg, *texts)
+    results = rewards(RewardConfig(**ALONE, definition=sequence_definition(cfg)), *texts)
+    for reward, other in zip(results, expected, strict=True):
+        assert (reward.r_seq is None) == (other.r_seq is None)
+        assert reward.r_seq is None or reward.r_seq == pytest.approx(other.r_seq, abs=1e-12)
+    assert [reward.r_seq is None for reward in results] == [False] * 3 + [True] + [False] * 2 + [
+        True
+    ] * 2
+    assert results[6].source_error is not None and results[3].service_error is not None
+
+
+def test_a_closed_gate_leaves_the_sample_out_and_is_no_penalty(services):
+    cfg = composite(services, gates={"copy": {"rule": "copy"}})
+    copied, scored = rewards(cfg, (SRC, SRC), (SRC, MT))
+    assert copied.r_seq is None and "gate copy: closed" in str(copied.service_error)
+    assert copied.text_error is None and not copied.is_transient
+    assert scored.r_seq == scored.score("definition")
+
+
+def test_a_refused_text_has_the_definition_s_reward_or_the_config_s(services):
+    (plain,) = rewards(composite(services), (SRC, "a long text"))
+    assert plain.r_seq == RewardConfig().text_error_reward
+    (penalized,) = rewards(
+        composite(services, refused_text_reward={"overlong": -7.0}), (SRC, "a long text")
+    )
+    assert penalized.r_seq == -7.0
+
+
+def test_spans_and_a_composite_reward_add_up(services):
+    cfg = composite(services).model_copy(
+        update={"w_xcomet_span": 1.0, "xcomet_urls": [services.urls["xcomet_urls"]]}
+    )
+    (reward,) = rewards(cfg, (SRC, "bad"))
+    with SyncCompositeReward(cfg.definition) as alone:
+        (result,) = alone.score([{"src": SRC, "mt": "bad"}])
+    assert reward.r_seq == result.reward and any(reward.token_rewards)
+
+
+@pytest.mark.parametrize(
+    ("component", "line"),
+    [
+        ({"rule": "duplicates"}, "rules of groups do not exist in this trainer"),
+        ({"rule": "chrf"}, "use reward.w_chrf in place of `chrf`"),
+        ({"rule": "truncated"}, "use reward.no_eos_penalty in place of `truncated`"),
+        ({"service": "http://127.0.0.1:9", "reference": True}, "services get no reference"),
+    ],
+)
+def test_what_this_trainer_does_not_give_is_refused(component, line):
+    cfg = RewardConfig(**ALONE, definition={"components": {"a": component}})
+    with pytest.raises(UserError, match=f"^reward.definition.components.a.*: {line}"):
+        RewardClient(cfg)
+
+
+def test_a_service_that_is_away_or_does_not_fit_is_one_line(services):
+    nobody = {"components": {"a": {"service": "http://127.0.0.1:9"}}, "deadline_s": 0.5}
+    with pytest.raises(UserError, match=r"^reward.definition: http://127.0.0.1:9"):
+        RewardClient(RewardConfig(**ALONE, definition=nobody))
+    wrong = {"components": {"a": {"service": services.urls["metricx_urls"]}}}
+    with pytest.raises(UserError, match=r"^reward.definition: components.a: lower values"):
+        RewardClient(RewardConfig(**ALONE, definition=wrong))
+    with pytest.raises(UserError, match=r"no-such.yaml: cannot read the config"):
+        RewardConfig(definition="no-such.yaml")
+
+
+def test_evaluations_without_the_cache_say_so_to_the_services(services):
+    cfg = composite(services)
+    services.metricx.samples.clear()
+    with closing(RewardClient(cfg, caching=False)) as rewarder:
+        for _ in range(2):
+            rewarder.score([(SRC, MT, "en", "ko")])
+    assert len(services.metricx.samples) == 2
+    (model, _) = next(iter(rewarder_models(cfg)))
+    assert model == "fake-metricx"
+
+
+def rewarder_models(cfg):
+    with closing(RewardClient(cfg)) as rewarder:
+        assert rewarder.needed_urls == set(cfg.definition.components["metricx"].service)
+        return rewarder.needed_models
+
+
+def test_a_run_learns_from_it_and_keeps_its_content(tmp_path):
+    with toy_config(tmp_path) as config:
+        run = yaml.safe_load(config.read_text())
+        urls = run["reward"]["metricx_urls"]
+        definition = {
+            "components": {
+                "metricx": {"service": urls, "offset": 5.0, "scale": -1.0},
+                "repetition": {"rule": "repetition", "weight": -1.0},
+            },
+            "gates": {"copy": {"rule": "copy", "factor": 0.5}},
+        }
+        path = tmp_path / "reward.yaml"
+        path.write_text(yaml.safe_dump(definition))
+        flags = [f"reward.{key}={value}" for key, value in ALONE.items()]
+        out = tmp_path / "out"
+        artifacts = train_here(config, out, *flags, f"reward.definition={path}")
+        assert artifacts.exit_code == 0
+        lines = read(out / "log.jsonl")
+        for line in lines:
+            assert line["definition_coverage"] > 0.5  # the policy may write a NUL
+            mean = 5.0 - line["definition_component_metricx_mean"]
+            mean -= line["definition_component_repetition_mean"]
+            assert line["definition_score_mean"] == pytest.approx(mean, abs=1e-9)
+            assert line["definition_gate_closed_copy_mean"] == 0.0
+        path.write_text("components: {}")
+        definition = load_config(TranslationConfig, out / "config.yaml").reward.definition
+        assert list(definition.components) == ["metricx", "repetition"]
+        save_config(definition, tmp_path / "again.yaml")
+        assert RewardConfig(definition=str(tmp_path / "again.yaml")).definition == definition
+    rows = [row for path in (out / "completions").glob("train-*.jsonl") for row in read(path)]
+    scored = [row for row in rows if row["definition_score"] is not None]
+    assert scored and all(
+        row["definition_stats"].keys()
+        == {"component/metricx", "component/repetition", "gate_closed/copy"}
+        for row in scored
+    )
