@@ -79,6 +79,13 @@ def test_a_closed_gate_leaves_the_sample_out_and_is_no_penalty(services):
     assert scored.r_seq == scored.score("definition")
 
 
+def test_a_gate_knows_the_languages_of_the_row(services):
+    cfg = composite(services, gates={"language": {"rule": "language"}})
+    english, korean = rewards(cfg, (SRC, SRC.upper()), (SRC, MT))
+    assert english.r_seq is None and "gate language: closed" in str(english.service_error)
+    assert korean.r_seq is not None
+
+
 def test_a_refused_text_has_the_definition_s_reward_or_the_config_s(services):
     (plain,) = rewards(composite(services), (SRC, "a long text"))
     assert plain.r_seq == RewardConfig().text_error_reward
