@@ -174,11 +174,18 @@ def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewar
     plain = plain_settings(values)
 
     def make() -> ServiceRewards | DefinitionRewards:
-        settings = reward_settings(**plain)
-        kind = ServiceRewards if settings.definition is None else DefinitionRewards
-        return kind(settings)
+        return make_rewards(reward_settings(**plain))
 
     return once_per_loop(json.dumps(plain, sort_keys=True, default=str), make)
+
+
+def make_rewards(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:
+    """Return a client of these settings; nothing is requested yet.
+
+    Raises UserError for a wrong setting, or if a rule or a model of a definition cannot be loaded.
+    """
+    kind = ServiceRewards if settings.definition is None else DefinitionRewards
+    return kind(settings)
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from typing import Any
 
 import yaml
 
-from scorekit.adapters.rewards import RewardSettings, Samples, reward_settings
+from scorekit.adapters.rewards import RewardSettings, reward_settings
 from scorekit.adapters.verl import (
     RAISING_MANAGERS,
     certain_numbers,
+    make_rewards,
     plain_settings,
     sample_definition,
 )
@@ -51,7 +52,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         settings = _check_token_rewards(config)
     else:
         settings = _check_function(config["reward"])
-    Samples(settings)
+    make_rewards(settings)
     _check_components(config, settings)
 
 
@@ -72,10 +73,7 @@ def _check_function(reward: Mapping[str, Any]) -> RewardSettings:
             f"{_FUNCTION}.reward_kwargs.reward_manager: expected {name!r}. Set it to "
             "'${reward.reward_manager.name}'"
         )
-    settings = reward_settings(**plain_settings(values))
-    if settings.definition is not None:
-        sample_definition(settings)
-    return settings
+    return reward_settings(**plain_settings(values))
 
 
 def _check_components(config: Mapping[str, Any], settings: RewardSettings) -> None:

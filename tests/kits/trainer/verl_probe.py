@@ -1,8 +1,10 @@
 """Run our binding in verl's own classes, in the environment of `make env-verl`.
 
-.venv-verl/bin/python -m tests.kits.trainer.verl_probe '{"metricx": URL, "xcomet": URL, ...}'
+.venv-verl/bin/python -m tests.kits.trainer.verl_probe CALLS.json
 
-It prints one JSON object with what verl made of each case.
+CALLS.json: {"tokenizer": FOLDER, "calls": {NAME: [FUNCTION, {ARGUMENT: VALUE}]}}, with a function
+of this file. It prints one JSON object: what each call returns, or "TYPE: MESSAGE" of the exception
+that leaves it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,42 +24,46 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 from verl import DataProto
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+from verl.trainer.ppo.metric_utils import process_validation_metrics
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.reward import load_reward_manager
+from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from scorekit.adapters.verl_run import check_config
 from scorekit.adapters.verl_tokens import TokenRewardLoop
-from scorekit.errors import UserError
 
+ROOT = Path(__file__).parents[3]
 FUNCTION = "reward.custom_reward_function"
-TRUTH = "Das Haus ist rot."
-LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop=scorekit_tokens"
-LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path=examples/verl/agent_loops.yaml"
+ROW = {"src": "a"}
+TOKENIZER: Any = None
 
 
-def verl_config(*overrides: str) -> Any:
+def verl_config(overrides: list[str]) -> Any:
     """Return verl's own config with overrides."""
     folder = str(Path(verl.__file__).parent / "trainer/config")
     with initialize_config_dir(folder, version_base=None):
-        return compose("ppo_trainer", overrides=list(overrides))
+        return compose("ppo_trainer", overrides=overrides)
 
 
-def function_overrides(url: str) -> list[str]:
-    """Return the documented keys of our reward function."""
-    return [
+def reward_config(manager: str, settings: dict[str, Any], overrides: list[str]) -> Any:
+    """Return a config with the documented keys of our reward function."""
+    keys = [
         f"{FUNCTION}.path=pkg://scorekit.adapters.verl",
         f"{FUNCTION}.name=compute_score",
-        f"+{FUNCTION}.reward_kwargs.url={url}",
-        f"+{FUNCTION}.reward_kwargs.deadline_s=2",
         f"+{FUNCTION}.reward_kwargs.reward_manager=${{reward.reward_manager.name}}",
+        f"reward.reward_manager.name={manager}",
     ]
+    config = verl_config([*keys, *overrides])
+    for name, value in settings.items():
+        OmegaConf.update(config, f"{FUNCTION}.reward_kwargs.{name}", value, force_add=True)
+    return config
 
 
-def row(tokenizer: Any, text: str) -> DataProto:
+def row(text: str, extra_info: dict[str, Any]) -> DataProto:
     """Return one sampled row as verl's agent loop hands it to a reward manager."""
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    ids = torch.tensor([TOKENIZER(text)["input_ids"]])
     return DataProto.from_dict(
         tensors={
             "prompts": torch.tensor([[1]]),
@@ -65,74 +72,159 @@ def row(tokenizer: Any, text: str) -> DataProto:
         },
         non_tensors={
             "data_source": np.array(["wmt"], dtype=object),
-            "reward_model": np.array([{"ground_truth": TRUTH}], dtype=object),
-            "extra_info": np.array([{"src": "a"}], dtype=object),
+            "reward_model": np.array([{"ground_truth": "ref"}], dtype=object),
+            "extra_info": np.array([dict(extra_info)], dtype=object),
         },
     )
 
 
-def managed(tokenizer: Any, manager: str, url: str, text: str, *more: str) -> Any:
-    """Return a reward manager's answer, or the name of the exception that left it."""
-    config = verl_config(*function_overrides(url), f"reward.reward_manager.name={manager}", *more)
-    manager_object = load_reward_manager(config, tokenizer)
-    try:
-        return manager_object.loop.run_until_complete(
-            manager_object.run_single(row(tokenizer, text))
-        )
-    except BaseException as error:
-        return type(error).__name__
+def managed(
+    manager: str, settings: dict[str, Any], texts: list[str], extra_info: dict[str, Any] = ROW
+) -> Any:
+    """Return a reward manager's answers for texts that arrive at once."""
+    config = reward_config(manager, settings, [])
+    manager_object = load_reward_manager(config, TOKENIZER)
+
+    async def run() -> list[Any]:
+        parts = [manager_object.run_single(row(text, extra_info)) for text in texts]
+        results = await asyncio.gather(*parts, return_exceptions=True)
+        return [answer_of(result) for result in results]
+
+    return manager_object.loop.run_until_complete(run())
 
 
-class FixedServer:
-    """Stands in for verl's sampler: answers with given ids."""
+def answer_of(result: Any) -> Any:
+    """Return a result, or "TYPE: MESSAGE" of an exception."""
+    return f"{type(result).__name__}: {result}" if isinstance(result, BaseException) else result
 
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
+
+class TextServer:
+    """Stands in for verl's sampler: answers with the next of some texts."""
+
+    def __init__(self, texts: list[str], ends: bool = True) -> None:
+        self.answers = [self._ids(text, ends) for text in texts]
+
+    @staticmethod
+    def _ids(text: str, ends: bool) -> list[int]:
+        return [*TOKENIZER(text)["input_ids"], *([TOKENIZER.eos_token_id] if ends else [])]
 
     async def generate(self, **request: Any) -> TokenOutput:
         """Return the completion."""
-        return TokenOutput(token_ids=self.ids, log_probs=[-1.0] * len(self.ids))
+        ids = self.answers.pop(0)
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids))
 
 
-def token_rewards(tokenizer: Any, url: str, text: str) -> Any:
-    """Return the ids and the `rm_scores` of our agent loop, or the name of its exception."""
-    config = verl_config(LOOP, LOOP_FILE)
-    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+def tokens(
+    texts: list[str],
+    settings: dict[str, Any],
+    ends: bool = True,
+    extra_info: dict[str, Any] = ROW,
+    **options: Any,
+) -> Any:
+    """Return what our agent loop gives for each text, one after another.
 
-    async def run() -> Any:
+    settings, options: those of the loop's entry, which verl reads by OmegaConf."""
+    config = verl_config([])
+    server = TextServer(texts, ends)
+
+    async def run_one() -> Any:
         loop = TokenRewardLoop(
             DictConfigWrap(config),
-            FixedServer(ids),
-            tokenizer,
+            server,
+            TOKENIZER,
             None,
             RLHFDataset,
             DictConfigWrap(config.data),
-            credit="examples.verl.credit:assign_credit",
-            severity_weights={"MINOR": -1.0, "MAJOR": -5.0, "CRITICAL": -10.0},
-            settings={"url": url, "deadline_s": 2},
+            **OmegaConf.create({"settings": settings, **options}),
         )
-        return await loop.run(
+        output = await loop.run(
             {},
             raw_prompt=[{"role": "user", "content": "a"}],
-            reward_model={"ground_truth": TRUTH},
-            extra_info={"src": "a"},
+            reward_model={"ground_truth": "ref"},
+            extra_info=extra_info,
         )
+        fields = output.as_dict()
+        return {
+            "ids": fields["responses"].tolist(),
+            "rewards": fields["rm_scores"].tolist(),
+            "mask": fields["response_mask"].tolist(),
+            "reward_score": output.reward_score,
+            "extra": fields["extra_fields"]["reward_extra_info"],
+        }
 
-    try:
-        output = asyncio.run(run())
-    except Exception as error:
-        return type(error).__name__
-    fields = output.as_dict()
-    return {
-        "ids": fields["responses"].tolist(),
-        "rewards": fields["rm_scores"].tolist(),
-        "reward_score": output.reward_score,
-        "extra": fields["extra_fields"]["reward_extra_info"],
-    }
+    async def run() -> list[Any]:
+        results = []
+        for _ in texts:
+            results += await asyncio.gather(run_one(), return_exceptions=True)
+        return [answer_of(result) for result in results]
+
+    return asyncio.run(run())
 
 
-def advantages(rewards: list, mask: list, groups: list[str]) -> list:
-    """Return verl's advantages with our estimator."""
+class Queue:
+    """Stands in for verl's TransferQueue: keeps the last tag and fields of each key."""
+
+    def __init__(self) -> None:
+        self.tags: dict[str, Any] = {}
+        self.fields: dict[str, Any] = {}
+
+    def init(self) -> None:
+        """Connect to nothing."""
+
+    async def async_kv_put(self, key: str, partition_id: str, tag: Any) -> None:
+        """Keep a tag."""
+        self.tags[key] = tag["status"]
+
+    async def async_kv_batch_put(
+        self, keys: list[str], fields: Any, tags: Any, partition_id: str
+    ) -> None:
+        """Keep fields."""
+        for index, key in enumerate(keys):
+            self.fields[key] = fields["rm_scores"][index].tolist()
+
+
+def group(texts: list[str], settings: dict[str, Any], loop_file: str | None = None) -> Any:
+    """Return what verl's worker keeps of one prompt's completions: its status, and `rm_scores`.
+
+    loop_file: of our agent loop; without it our reward function gives the reward.
+    """
+    keys = [
+        f"actor_rollout_ref.model.path={ROOT / 'demo/models/policy'}",
+        f"actor_rollout_ref.rollout.n={len(texts)}",
+        "actor_rollout_ref.rollout.name=vllm",
+    ]
+    if loop_file is not None:
+        keys.append(f"actor_rollout_ref.rollout.agent.agent_loop_config_path={loop_file}")
+    config = reward_config("naive", settings, keys)
+    queue = agent_loop_tq.tq = Queue()
+    worker_class = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+
+    async def run() -> Any:
+        manager = load_reward_manager(config, TOKENIZER)
+        handle = SimpleNamespace(compute_score=SimpleNamespace(remote=manager.run_single))
+        worker = worker_class(config, TextServer(texts), None, [handle])
+        worker.tokenizer = TOKENIZER
+        prompt = {
+            "uid": "p",
+            "agent_name": "scorekit_tokens" if loop_file else "single_turn_agent",
+            "raw_prompt": [{"role": "user", "content": "a"}],
+            "data_source": "wmt",
+            "reward_model": {"ground_truth": "ref"},
+            "extra_info": dict(ROW),
+            "global_steps": 1,
+            "index": 0,
+        }
+        trajectory = {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False}
+        await worker._run_prompt(prompt, {}, trajectory)
+        return {"status": queue.tags["p"], "rm_scores": queue.fields}
+
+    return asyncio.run(run())
+
+
+def advantages(
+    rewards: list, mask: list, groups: list[str], estimator: str = "scorekit_tokens"
+) -> list:
+    """Return verl's advantages."""
     data = DataProto.from_dict(
         tensors={
             "token_level_rewards": torch.tensor(rewards),
@@ -140,61 +232,42 @@ def advantages(rewards: list, mask: list, groups: list[str]) -> list:
         },
         non_tensors={"uid": np.array(groups, dtype=object)},
     )
-    config = verl_config().algorithm
-    scored = compute_advantage(data, "scorekit_tokens", config=config)
+    scored = compute_advantage(data, estimator, config=verl_config([]).algorithm)
     result: list = scored.batch["advantages"].tolist()
     return result
 
 
-def checked(*overrides: str) -> str:
-    """Return what the check of a config says, or an empty text."""
-    try:
-        check_config(OmegaConf.to_container(verl_config(*overrides), resolve=True))
-    except UserError as error:
-        return str(error)
+def validation_means(values: list[float | None]) -> Any:
+    """Return the means that verl's validation takes of a component of samples of one prompt."""
+    infos = {"reward": [0.0] * len(values), "part": values}
+    metrics = process_validation_metrics(["wmt"] * len(values), ["p"] * len(values), infos)
+    return {name: value for name, value in metrics["wmt"]["part"].items() if "mean@" in name}
+
+
+def checked(settings: dict[str, Any], overrides: list[str], manager: str = "naive") -> str:
+    """Check a config with our reward function."""
+    config = reward_config(manager, settings, overrides)
+    check_config(OmegaConf.to_container(config, resolve=True))
     return ""
 
 
-def check_results(url: str) -> dict[str, str]:
-    """Return what the check says of several configs."""
-    ours = function_overrides(url)
-    tokens = [LOOP, LOOP_FILE, "actor_rollout_ref.rollout.n=4"]
-    return {
-        "documented": checked(*ours),
-        "rate_limited": checked(*ours, "reward.reward_manager.name=rate_limited"),
-        "batch": checked(*ours, "reward.reward_manager.name=batch"),
-        "no_function": checked(),
-        "old_key": checked(*ours, "custom_reward_function.path=scorekit/adapters/verl.py"),
-        "setting": checked(*ours, f"+{FUNCTION}.reward_kwargs.srckey=src"),
-        "manager_untold": checked(*ours[:4]),
-        "tokens": checked(*tokens, "algorithm.adv_estimator=scorekit_tokens"),
-        "tokens_grpo": checked(*tokens, "algorithm.adv_estimator=grpo"),
-        "tokens_v0": checked(
-            *tokens, "algorithm.adv_estimator=scorekit_tokens", "trainer.use_v1=false"
-        ),
-        "tokens_alone": checked(LOOP, LOOP_FILE, "algorithm.adv_estimator=scorekit_tokens"),
-    }
+def checked_plainly(overrides: list[str]) -> str:
+    """Check a config with nothing but overrides."""
+    check_config(OmegaConf.to_container(verl_config(overrides), resolve=True))
+    return ""
 
 
 def main() -> None:
-    """Print the results of all cases."""
-    case = json.loads(sys.argv[1])
-    tokenizer = AutoTokenizer.from_pretrained(case["tokenizer"])
-    good = case["metricx"]
-    results = {
-        "managers": {name: managed(tokenizer, name, good, "가") for name in case["managers"]},
-        "nan": {name: managed(tokenizer, name, good, "nan") for name in case["managers"]},
-        "sick": {
-            name: managed(tokenizer, "naive", url, "가") for name, url in case["sick"].items()
-        },
-        "tokens": token_rewards(tokenizer, case["xcomet"], case["text"]),
-        "tokens_nan": token_rewards(tokenizer, case["xcomet"], "nan"),
-        "tokens_sick": {
-            name: token_rewards(tokenizer, url, "가") for name, url in case["sick"].items()
-        },
-        "advantages": advantages(*case["batch"]),
-        "checks": check_results(good),
-    }
+    """Print the results of all calls."""
+    global TOKENIZER
+    case = json.loads(Path(sys.argv[1]).read_text())
+    TOKENIZER = AutoTokenizer.from_pretrained(case["tokenizer"])
+    results = {}
+    for name, (function, arguments) in case["calls"].items():
+        try:
+            results[name] = globals()[function](**arguments)
+        except BaseException as error:
+            results[name] = answer_of(error)
     print(json.dumps(results))
 
 
