@@ -79,15 +79,24 @@ def row(text: str, extra_info: dict[str, Any]) -> DataProto:
 
 
 def managed(
-    manager: str, settings: dict[str, Any], texts: list[str], extra_info: dict[str, Any] = ROW
+    manager: str,
+    settings: dict[str, Any],
+    texts: list[str],
+    extra_info: dict[str, Any] = ROW,
+    at_once: bool = True,
 ) -> Any:
-    """Return a reward manager's answers for texts that arrive at once."""
+    """Return a reward manager's answers for texts that arrive at once, or one after another."""
     config = reward_config(manager, settings, [])
     manager_object = load_reward_manager(config, TOKENIZER)
 
     async def run() -> list[Any]:
-        parts = [manager_object.run_single(row(text, extra_info)) for text in texts]
-        results = await asyncio.gather(*parts, return_exceptions=True)
+        limit = asyncio.Semaphore(len(texts) if at_once else 1)
+
+        async def run_one(text: str) -> Any:
+            async with limit:
+                return await manager_object.run_single(row(text, extra_info))
+
+        results = await asyncio.gather(*map(run_one, texts), return_exceptions=True)
         return [answer_of(result) for result in results]
 
     return manager_object.loop.run_until_complete(run())

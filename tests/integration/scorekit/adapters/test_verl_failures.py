@@ -15,6 +15,8 @@ MANAGERS = ["naive", "dapo", "gdpo"]
 #: Each fails by itself; the second word of a failure is the text that the service would score.
 FAILED_TEXTS = [f"{fault}: x" for fault in FAULTS]
 TEXTS = ["가", *FAILED_TEXTS, "a nan", "x\0y", "word " * 600, "가"]
+#: Callers at once share requests: these failures of one text cost the others nothing.
+AT_ONCE = ["가", "500: x", "garbage: x", "a nan", "x\0y", "라"]
 SCORED = [True, *[False] * (len(TEXTS) - 2), True]
 ENTRY = """
 - name: scorekit_tokens
@@ -66,9 +68,10 @@ def results(tmp_path_factory):
             for manager, url in urls.items()
         }
 
-        def composed(**definition):
+        def composed(texts=TEXTS, at_once=False, **definition):
             settings = {"definition": _definition(composite, **definition)}
-            return {"manager": "naive", "texts": TEXTS, "settings": settings}
+            case = {"manager": "naive", "texts": texts, "settings": settings}
+            return case | {"at_once": at_once}
 
         def token_case(*texts, **definition):
             settings = {"definition": _definition(composite, **definition)}
@@ -82,8 +85,8 @@ def results(tmp_path_factory):
             ],
             "tokens": ["tokens", {"texts": TEXTS, "settings": {"url": tokens, **service}}],
             "composite": ["managed", composed(other=healthy)],
-            "composite_again": ["managed", composed(other=healthy)],
-            "missing": ["managed", composed(other=closed)],
+            "composite_at_once": ["managed", composed(AT_ONCE, True, other=healthy)],
+            "missing": ["managed", composed(["가", "다"], True, other=closed)],
             "reported": ["managed", composed(other=closed, weight=0.0)],
             "composite_tokens": ["tokens", token_case(*TEXTS, other=healthy)],
             "missing_tokens": ["tokens", token_case("가", other=closed)],
@@ -125,7 +128,8 @@ def test_a_failed_score_leaves_each_manager_as_an_exception(results, manager):
 
 
 def test_a_manager_that_would_make_it_reward_0_is_refused(results):
-    assert results["rate_limited"].startswith("UnsafeRewardManager: ")
+    (answer,) = results["rate_limited"]
+    assert answer.startswith("UnsafeRewardManager: ")
 
 
 def test_a_failed_score_leaves_the_agent_loop_as_an_exception(results):
@@ -135,6 +139,9 @@ def test_a_failed_score_leaves_the_agent_loop_as_an_exception(results):
 def test_a_failed_component_leaves_manager_and_agent_loop_as_an_exception(results):
     _check(results["composite"], lambda answer: answer["reward_extra_info"]["component/xcomet"])
     _check(results["composite_tokens"], lambda answer: answer["extra"]["component/xcomet"])
+    at_once = results["composite_at_once"]
+    assert [isinstance(answer, dict) for answer in at_once] == [True, *[False] * 4, True]
+    assert all(answer.startswith("SampleError: ") for answer in at_once[1:-1])
     assert all(answer.startswith("SampleError: ") for answer in results["missing"])
     assert "other: " in results["missing"][0] and "other: " in results["missing_tokens"][0]
 
