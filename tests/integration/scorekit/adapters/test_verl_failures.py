@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.flaky_server import FAULTS
 from testing.servers import free_port, running_service
-from tests.kits.trainer.verl_cases import IMPATIENT, VERL, failing_by_text, probe
+from tests.kits.trainer.verl_cases import IMPATIENT, VERL, failing_by_text, fault_of, probe
 
 MANAGERS = ["naive", "dapo", "gdpo"]
 #: Each fails by itself; the second word of a failure is the text that the service would score.
@@ -30,6 +32,18 @@ pytestmark = [
 ]
 
 
+class Recording(FakeBackend):
+    """Counts how often it scores each text."""
+
+    def __init__(self, service):
+        super().__init__(service)
+        self.scored = Counter()
+
+    def _outcome(self, sample):
+        self.scored[sample.mt] += 1
+        return super()._outcome(sample)
+
+
 def _definition(url, other, weight=1.0, **keys):
     return {
         "components": {
@@ -45,7 +59,7 @@ def _definition(url, other, weight=1.0, **keys):
 def results(tmp_path_factory):
     """Run all cases at once; each manager and agent loop has a service of its own."""
     folder = tmp_path_factory.mktemp("verl")
-    backends = {name: FakeBackend("xcomet") for name in (*MANAGERS, "tokens", "composite", "group")}
+    backends = {name: Recording("xcomet") for name in (*MANAGERS, "tokens", "composite", "group")}
     with (
         failing_by_text(backends["naive"]) as (naive, _),
         failing_by_text(backends["dapo"]) as (dapo, _),
@@ -86,6 +100,7 @@ def results(tmp_path_factory):
             "tokens": ["tokens", {"texts": TEXTS, "settings": {"url": tokens, **service}}],
             "composite": ["managed", composed(other=healthy)],
             "composite_at_once": ["managed", composed(AT_ONCE, True, other=healthy)],
+            "alone": ["managed", composed(at_once=True, other=healthy, batch_size=1)],
             "missing": ["managed", composed(["가", "다"], True, other=closed)],
             "reported": ["managed", composed(other=closed, weight=0.0)],
             "composite_tokens": ["tokens", token_case(*TEXTS, other=healthy)],
@@ -104,7 +119,7 @@ def results(tmp_path_factory):
         }
         calls["group"][1]["settings"] |= IMPATIENT
         yield probe(folder, calls) | {
-            "scored": {name: sum(backend.batches) for name, backend in backends.items()}
+            "scored": {name: backend.scored for name, backend in backends.items()}
         }
 
 
@@ -139,6 +154,7 @@ def test_a_failed_score_leaves_the_agent_loop_as_an_exception(results):
 def test_a_failed_component_leaves_manager_and_agent_loop_as_an_exception(results):
     _check(results["composite"], lambda answer: answer["reward_extra_info"]["component/xcomet"])
     _check(results["composite_tokens"], lambda answer: answer["extra"]["component/xcomet"])
+    _check(results["alone"], lambda answer: answer["reward_extra_info"]["component/xcomet"])
     at_once = results["composite_at_once"]
     assert [isinstance(answer, dict) for answer in at_once] == [True, *[False] * 4, True]
     assert all(answer.startswith("SampleError: ") for answer in at_once[1:-1])
@@ -160,12 +176,13 @@ def test_a_refused_text_has_the_reward_of_the_definition_and_no_token_reward(res
 
 
 def test_no_text_is_paid_for_twice(results):
-    """Count what reaches the model: the good text once, NaN, and what hung when it is given up."""
-    scored = results["scored"]
-    for name in (*MANAGERS, "tokens"):
-        assert scored[name] <= 3, name
-    # Four managers and two agent loops asked for the same texts. NaN is not kept.
-    assert scored["composite"] <= 1 + 6 * 2, scored
+    """Count what reaches the model: callers asked for the same texts in six ways or more."""
+    for name, scored in results["scored"].items():
+        good = {text: count for text, count in scored.items() if text in ("가", "나", "다", "라")}
+        assert good and set(good.values()) == {1}, name
+        # NaN is not kept; what hung reaches the model when it is given up.
+        others = scored.keys() - good - {"a nan", "hang: x"}
+        assert not any(map(fault_of, others)) and "x\0y" not in others
 
 
 def test_a_lost_completion_leaves_its_group_and_the_others_stay(results):
