@@ -154,17 +154,17 @@ def certain_numbers(definition: RewardDefinition) -> set[str]:
     return names
 
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 _BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
 
 
-def once_per_loop(key: str, make: Callable[[], Made]) -> Made:
+def once_per_loop(key: str, make: Callable[[], Value]) -> Value:
     """Return what `make` returned at the first call with this key in the running event loop."""
-    made = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
-    if key not in made:
-        made[key] = make()
-    result: Made = made[key]
-    return result
+    values = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
+    if key not in values:
+        values[key] = make()
+    value: Value = values[key]
+    return value
 
 
 def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewards:

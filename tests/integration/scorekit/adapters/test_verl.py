@@ -11,7 +11,7 @@ import yaml
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import running_service
-from tests.kits.trainer.verl_cases import VERL, probe
+from tests.kits.trainer.verl.cases import VERL, probe
 
 MANAGERS = ["naive", "dapo", "gdpo"]
 TEXT = "그 집은 red colour 이다."
@@ -161,10 +161,10 @@ def test_the_agent_loop_rewards_each_token(results):
 
 
 def test_a_span_on_the_last_token_moves_to_the_one_before(results):
-    (cut,), whole = results["cut"], results["tokens"][1]
-    assert len(cut["ids"]) == len(whole["ids"]) - 1 >= 2
+    (cut,), tokens = results["cut"], results["tokens"][1]
+    assert len(cut["ids"]) == len(tokens["ids"]) - 1 >= 2
     assert cut["rewards"][-1] == pytest.approx(_score("xyzw", 1.0), abs=1e-6)
-    assert sum(cut["rewards"]) == pytest.approx(sum(whole["rewards"]), abs=1e-5)
+    assert sum(cut["rewards"]) == pytest.approx(sum(tokens["rewards"]), abs=1e-5)
 
 
 def test_tokens_that_the_service_has_not_read_leave_the_loss(results):

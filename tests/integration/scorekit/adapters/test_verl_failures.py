@@ -11,11 +11,11 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.flaky_server import FAULTS
 from testing.servers import free_port, running_service
-from tests.kits.trainer.verl_cases import IMPATIENT, VERL, failing_by_text, fault_of, probe
+from tests.kits.trainer.verl.cases import IMPATIENT, VERL, failing_by_text, fault_of, probe
 
 MANAGERS = ["naive", "dapo", "gdpo"]
 #: Each fails by itself; the second word of a failure is the text that the service would score.
-FAILED_TEXTS = [f"{fault}: x" for fault in FAULTS]
+FAILED_TEXTS = [f"{name}: x" for name in FAULTS]
 TEXTS = ["가", *FAILED_TEXTS, "a nan", "x\0y", "word " * 600, "가"]
 #: Callers at once share requests: these failures of one text cost the others nothing.
 AT_ONCE = ["가", "500: x", "garbage: x", "a nan", "x\0y", "라"]
@@ -181,8 +181,8 @@ def test_no_text_is_paid_for_twice(results):
         good = {text: count for text, count in scored.items() if text in ("가", "나", "다", "라")}
         assert good and set(good.values()) == {1}, name
         # NaN is not kept; what hung reaches the model when it is given up.
-        others = scored.keys() - good - {"a nan", "hang: x"}
-        assert not any(map(fault_of, others)) and "x\0y" not in others
+        unscored = scored.keys() - good.keys() - {"a nan", "hang: x"}
+        assert not any(map(fault_of, unscored)) and "x\0y" not in unscored
 
 
 def test_a_lost_completion_leaves_its_group_and_the_others_stay(results):

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from tests.kits.trainer.verl_cases import ENVIRONMENT, ROOT, VERL, probe
+from tests.kits.trainer.verl.cases import ENVIRONMENT, ROOT, VERL, probe
 
 pytestmark = [
     pytest.mark.verl,

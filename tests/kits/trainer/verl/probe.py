@@ -1,6 +1,6 @@
 """Run our binding in verl's own classes, in the environment of `make env-verl`.
 
-.venv-verl/bin/python -m tests.kits.trainer.verl_probe CALLS.json
+.venv-verl/bin/python -m tests.kits.trainer.verl.probe CALLS.json
 
 CALLS.json: {"tokenizer": FOLDER, "calls": {NAME: [FUNCTION, {ARGUMENT: VALUE}]}}, with a function
 of this file. It prints one JSON object: what each call returns, or "TYPE: MESSAGE" of the exception
@@ -34,7 +34,7 @@ from verl.workers.rollout.replica import TokenOutput
 from scorekit.adapters.verl_run import check_config
 from scorekit.adapters.verl_tokens import TokenRewardLoop
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FUNCTION = "reward.custom_reward_function"
 ROW = {"src": "a"}
 TOKENIZER: Any = None
@@ -162,7 +162,7 @@ def tokens(
         }
 
     async def run() -> list[Any]:
-        results = []
+        results: list[Any] = []
         for _ in texts:
             results += await asyncio.gather(run_one(), return_exceptions=True)
         return [answer_of(result) for result in results]

@@ -1,4 +1,4 @@
-"""Calls of `verl_probe` from tests: the environment of verl is another than that of the tests."""
+"""Calls of `probe.py` from tests: the environment of verl is another than that of the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from testing.flaky_server import FAULTS, Fault, FlakyServer
 from testing.servers import PATIENCE_S, running_app, wait_ready
 from tests.kits.real_tokenizers import write_tokenizer
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 VERL = ROOT / ".venv-verl/bin/python"
 #: Settings of a client that gives up within seconds.
 IMPATIENT = {"timeout_s": 1.0, "deadline_s": 2.0}
@@ -26,13 +26,13 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 def probe(folder: Path, calls: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Return the results of calls of functions of `verl_probe` by name."""
+    """Return the results of calls of functions of `probe.py` by name."""
     tokenizer = write_tokenizer("qwen3", folder / "tokenizer")
     (folder / "calls.json").write_text(
         json.dumps({"tokenizer": str(tokenizer), "calls": dict(calls)})
     )
     process = subprocess.run(
-        [VERL, "-W", "ignore", "-m", "tests.kits.trainer.verl_probe", folder / "calls.json"],
+        [VERL, "-W", "ignore", "-m", "tests.kits.trainer.verl.probe", folder / "calls.json"],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -46,7 +46,7 @@ def probe(folder: Path, calls: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 def fault_of(text: str) -> Fault | None:
     """Return the failure that a text asks for: it begins with a name of FAULTS and a colon."""
     name = text.partition(":")[0]
-    return next((fault for fault in FAULTS if fault == name), None)
+    return next((failure for failure in FAULTS if failure == name), None)
 
 
 @contextmanager
