@@ -83,7 +83,7 @@ test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a re
 test-oracle: setup env-oracle ## our xCOMET beside unbabel-comet's, both as services (minutes)
 	$(PY) -m pytest -m oracle
 
-test-verl: setup env-verl ## our binding for verl, in verl's own classes and algorithms (a minute)
+test-verl: setup env-verl ## our binding for verl, in verl's own classes and algorithms (3 minutes)
 	$(PY) -m pytest -m verl
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)

@@ -6,20 +6,22 @@
     +reward.custom_reward_function.reward_kwargs.reward_manager='${reward.reward_manager.name}'
 
 Start the trainer with `python -m scorekit.adapters.verl_run`, which checks these keys before Ray
-starts. Settings are those of RewardSettings, as `reward_kwargs` or from SCOREKIT_REWARD_<NAME>. A
-sample's fields are those of `extra_info`, and `ground_truth`. A failure raises, so verl drops the
-completion from its group.
+starts. Settings are those of RewardSettings, as `reward_kwargs` or from SCOREKIT_REWARD_<NAME>;
+`definition` in place of `url` gives a composite reward. A sample's fields are those of
+`extra_info`, and `ground_truth`. A failure raises, so verl drops the completion from its group.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from scorekit.adapters.composite import definition_of
 from scorekit.adapters.rewards import (
     MAX_IN_FLIGHT,
     RewardSettings,
@@ -30,7 +32,8 @@ from scorekit.adapters.rewards import (
     reward_settings,
 )
 from scorekit.client import ScoringClient
-from scorekit.errors import SampleError
+from scorekit.errors import TEXT_ERROR_TYPES, SampleError, UserError
+from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, raise_for_missing
 from scorekit.schemas import JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 
@@ -47,15 +50,21 @@ class UnsafeRewardManager(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """Holds the reward of one completion, its components, and the service's result."""
+    """Holds the reward of one completion, its components, and the services' results.
+
+    numbers: of the components, by names that are the same for every sample; None: no value.
+    answers: the result of each service that has scored the text, by its component's name.
+    is_refused_text: the reward is the one that a definition gives to texts which a service refuses.
+    """
 
     reward: float
-    components: dict[str, float]
-    result: Scored | JudgeScored
+    numbers: dict[str, float | None]
+    answers: dict[str, Scored | JudgeScored]
+    is_refused_text: bool = False
 
 
-class AsyncRewards:
-    """Gets rewards from a scoring service within one event loop."""
+class ServiceRewards:
+    """Gets rewards from one scoring service within one event loop."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
@@ -80,28 +89,116 @@ class AsyncRewards:
         if not (math.isfinite(reward) and math.isfinite(result.score)):
             message = f"the score is {result.score}, the reward {reward}"
             raise SampleError("non_finite", message, id=result.id, index=0)
-        return ScoredText(reward, {info.service: result.score}, result)
+        return ScoredText(reward, {info.service: result.score}, {info.service: result})
 
 
-_BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[RewardSettings, AsyncRewards]] = (
-    WeakKeyDictionary()
-)
+class DefinitionRewards:
+    """Gets composite rewards within one event loop. Concurrent calls share requests."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self.samples = Samples(settings)
+        self._reward = CompositeReward(sample_definition(settings))
+
+    async def score(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> ScoredText:
+        """Return the reward of one completion.
+
+        Raises SampleError if it has none, and the errors of `CompositeReward.score`."""
+        results = await self._reward.score([self.samples.sample(fields, prompt, mt)])
+        (reward,) = raise_for_missing(results)
+        components = results[0].components
+        answers = {
+            name: component.answer
+            for name, component in components.items()
+            if isinstance(component.answer, Scored | JudgeScored)
+        }
+        is_refused = any(c.weight and c.status in TEXT_ERROR_TYPES for c in components.values())
+        return ScoredText(reward, component_numbers(results[0]), answers, is_refused)
 
 
-def async_rewards(settings: RewardSettings) -> AsyncRewards:
-    """Return the client of these settings for the running event loop, made once."""
-    by_settings = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
-    if settings not in by_settings:
-        by_settings[settings] = AsyncRewards(settings)
-    return by_settings[settings]
+def sample_definition(settings: RewardSettings) -> RewardDefinition:
+    """Return the settings' definition. Raises UserError if it needs the group of a sample."""
+    definition = definition_of(settings)
+    if definition.has_group_rules:
+        names = [name for name, rule in definition.components.items() if rule.is_group_rule]
+        raise UserError(
+            f"definition: components.{names[0]} compares the completions of a group, but verl asks "
+            "for the reward of one completion. Remove it"
+        )
+    return definition
+
+
+def component_numbers(result: RewardResult) -> dict[str, float | None]:
+    """Return `component/NAME` (raw), `scaled/NAME` and `gate_closed/NAME` (1 or 0).
+
+    Every sample has all names: verl takes those of the first one of a batch, and fails where
+    another lacks one. None: no value. verl's means leave None out, while NaN would make them NaN.
+    """
+    numbers: dict[str, float | None] = {}
+    for name, component in result.components.items():
+        numbers[f"component/{name}"] = component.raw
+        numbers[f"scaled/{name}"] = component.scaled
+    for name, gate in result.gates.items():
+        numbers[f"gate_closed/{name}"] = (
+            None if gate.status == "unknown" else float(gate.status == "closed")
+        )
+    return numbers
+
+
+def certain_numbers(definition: RewardDefinition) -> set[str]:
+    """Return the names of `component_numbers` that every sample with a reward has a number for."""
+    components = definition.components
+    names = {f"gate_closed/{name}" for name in definition.gates}
+    for name, config in components.items():
+        if config.weight and not definition.refused_text_reward:
+            names |= {f"component/{name}", f"scaled/{name}"}
+    return names
+
+
+Value = TypeVar("Value")
+_BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
+
+
+def once_per_loop(key: str, make: Callable[[], Value]) -> Value:
+    """Return what `make` returned at the first call with this key in the running event loop."""
+    values = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
+    if key not in values:
+        values[key] = make()
+    value: Value = values[key]
+    return value
+
+
+def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewards:
+    """Return the client of these settings for the running event loop.
+
+    It is made once: verl calls for every completion. Raises UserError for a wrong setting."""
+    plain = plain_settings(values)
+
+    def make() -> ServiceRewards | DefinitionRewards:
+        return make_rewards(reward_settings(**plain))
+
+    return once_per_loop(json.dumps(plain, sort_keys=True, default=str), make)
+
+
+def make_rewards(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:
+    """Return a client of these settings; nothing is requested yet.
+
+    Raises UserError for a wrong setting, or if a rule or a model of a definition cannot be loaded.
+    """
+    kind = ServiceRewards if settings.definition is None else DefinitionRewards
+    return kind(settings)
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with a list of URLs (OmegaConf's, too) as a tuple."""
-    url = values.get("url")
-    if url is None or isinstance(url, str):
-        return dict(values)
-    return {**values, "url": tuple(url)}
+    """Return settings with dicts and lists in place of other mappings and sequences (OmegaConf)."""
+    return {str(name): _plain(value) for name, value in values.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(part) for part in value]
+    return value
 
 
 async def compute_score(
@@ -114,24 +211,26 @@ async def compute_score(
     reward_router_address: Any = None,
     reward_model_tokenizer: Any = None,
     **settings: Any,
-) -> dict[str, float]:
-    """Return `score`, the reward of one completion, and the service's score under its name.
+) -> dict[str, float | None]:
+    """Return `score`, the reward of one completion, and the numbers of its components.
+
+    Of one service: its score under its name. Of a definition: see `component_numbers`.
 
     reward_manager: the reward manager's name in verl's config. Without it nothing says what the
     manager makes of a failure.
     reward_router_address, reward_model_tokenizer: verl passes them if it runs a reward model.
 
     Raises UnsafeRewardManager if the manager is not known to let exceptions pass, and else the
-    errors of `AsyncRewards.score`.
+    errors of `score` of ServiceRewards or DefinitionRewards.
     """
     if reward_manager not in RAISING_MANAGERS:
         raise UnsafeRewardManager(
             f"reward_kwargs.reward_manager: {reward_manager!r} may turn a failed score into reward "
             f"0. Choose one of {', '.join(RAISING_MANAGERS)} and pass its name"
         )
-    rewards = async_rewards(reward_settings(**plain_settings(settings)))
+    rewards = async_rewards(settings)
     fields = {**(extra_info or {}), "ground_truth": ground_truth}
     prompt = fields.get("prompt")
     text = None if prompt is None else message_text(prompt)
     scored = await rewards.score(fields, text, solution_str)
-    return {"score": scored.reward, **scored.components}
+    return {"score": scored.reward, **scored.numbers}

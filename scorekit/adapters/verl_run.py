@@ -9,20 +9,33 @@ line, before Ray starts.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from scorekit.adapters.rewards import Samples, reward_settings
-from scorekit.adapters.verl import RAISING_MANAGERS, plain_settings
+import yaml
+
+from scorekit.adapters.rewards import RewardSettings, reward_settings
+from scorekit.adapters.verl import (
+    RAISING_MANAGERS,
+    certain_numbers,
+    make_rewards,
+    plain_settings,
+    sample_definition,
+)
 from scorekit.errors import UserError
 
 #: Advantage estimators of verl 0.9.1 that keep the position of a token's reward, and ours.
 POSITION_ESTIMATORS = ("scorekit_tokens", "gae", "reinforce_plus_plus")
 TOKENS_AGENT = "scorekit_tokens"
 TOKENS_MODULE = "scorekit.adapters.verl_tokens"
+#: Keys of the agent loop's entry in its YAML file.
+TOKEN_KEYS = ("name", "_target_", "settings", "severity_weights", "span_component", "stop_ids")
 _FUNCTION = "reward.custom_reward_function"
+_LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -36,12 +49,14 @@ def check_config(config: Mapping[str, Any]) -> None:
         )
     agent = config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"]
     if agent == TOKENS_AGENT:
-        _check_token_rewards(config)
+        settings = _check_token_rewards(config)
     else:
-        _check_function(config["reward"])
+        settings = _check_function(config["reward"])
+    make_rewards(settings)
+    _check_components(config, settings)
 
 
-def _check_function(reward: Mapping[str, Any]) -> None:
+def _check_function(reward: Mapping[str, Any]) -> RewardSettings:
     function = reward.get("custom_reward_function") or {}
     if not function.get("path"):
         raise UserError(f"{_FUNCTION}.path: not set, so verl would use its own scorer. Set it")
@@ -58,10 +73,35 @@ def _check_function(reward: Mapping[str, Any]) -> None:
             f"{_FUNCTION}.reward_kwargs.reward_manager: expected {name!r}. Set it to "
             "'${reward.reward_manager.name}'"
         )
-    Samples(reward_settings(**plain_settings(values)))
+    return reward_settings(**plain_settings(values))
 
 
-def _check_token_rewards(config: Mapping[str, Any]) -> None:
+def _check_components(config: Mapping[str, Any], settings: RewardSettings) -> None:
+    """Raise UserError if verl would compute with a component that a sample may lack."""
+    algorithm, used = config["algorithm"], {}
+    if algorithm["adv_estimator"] == "gdpo":
+        if config["trainer"]["use_v1"]:
+            raise UserError(
+                "algorithm.adv_estimator: gdpo finds no components where trainer.use_v1 is true. "
+                "Set use_v1 to false, or another estimator"
+            )
+        used["algorithm.gdpo_reward_keys"] = list(algorithm.get("gdpo_reward_keys") or ())
+    groups = algorithm.get("filter_groups") or {}
+    if groups.get("enable") and groups.get("metric"):
+        used["algorithm.filter_groups.metric"] = [groups["metric"]]
+    if settings.definition is None:
+        return
+    certain = certain_numbers(settings.definition)
+    for key, names in used.items():
+        for name in names:
+            if name not in {*certain, "score", "reward"}:
+                raise UserError(
+                    f"{key}: {name!r} has no number for some samples. Name one of "
+                    f"{', '.join(['score', *sorted(certain)])}"
+                )
+
+
+def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
     if not config["trainer"]["use_v1"]:
         raise UserError(
             "trainer.use_v1: false would put the whole reward on the last token. Set it to true"
@@ -78,10 +118,54 @@ def _check_token_rewards(config: Mapping[str, Any]) -> None:
             "actor_rollout_ref.rollout.n: scorekit_tokens compares the completions of a prompt. "
             "Set it to 2 or more"
         )
-    if not rollout["agent"]["agent_loop_config_path"]:
+    path = rollout["agent"]["agent_loop_config_path"]
+    if not path:
         raise UserError(
-            "actor_rollout_ref.rollout.agent.agent_loop_config_path: required for the agent loop "
-            f"{TOKENS_AGENT}. Name a YAML file with its settings"
+            f"{_LOOP_FILE}: required for the agent loop {TOKENS_AGENT}. Name a YAML file with its "
+            "settings"
+        )
+    entry = _loop_entry(path)
+    if unknown := sorted(entry.keys() - set(TOKEN_KEYS)):
+        raise UserError(f"{path}: {unknown[0]}: no such key. There are {', '.join(TOKEN_KEYS)}")
+    settings = reward_settings(**(entry.get("settings") or {}))
+    check_token_settings(settings, entry.get("span_component"), entry.get("severity_weights"))
+    return settings
+
+
+def _loop_entry(path: str) -> dict[str, Any]:
+    """Return the entry of our agent loop in verl's file."""
+    try:
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{_LOOP_FILE}: {path} cannot be read: {reason}") from None
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and entry.get("name") == TOKENS_AGENT:
+            return entry
+    raise UserError(f"{path}: no agent loop with name {TOKENS_AGENT}. Add it to the list")
+
+
+def check_token_settings(
+    settings: RewardSettings,
+    span_component: str | None,
+    severity_weights: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise UserError if it is not said which service's error spans become token rewards, or what a
+    severity weighs."""
+    for severity, weight in (severity_weights or {}).items():
+        is_number = isinstance(weight, int | float) and math.isfinite(weight)
+        if weight is not None and not is_number:
+            raise UserError(f"severity_weights.{severity}: {weight!r} is no number. Correct it")
+    if settings.definition is None:
+        if span_component is not None:
+            raise UserError("span_component: has no effect without definition. Remove it")
+        return
+    components = sample_definition(settings).components
+    services = [name for name, config in components.items() if config.service is not None]
+    if span_component not in services:
+        raise UserError(
+            f"span_component: {span_component!r} is no component with a service. Name one of "
+            f"{', '.join(services) or '(none)'} whose service marks error spans"
         )
 
 
@@ -93,8 +177,6 @@ def external_modules(value: str | None) -> str:
 
 def main() -> None:
     """Compose verl's config from the command line, check it, and start verl's trainer."""
-    from pathlib import Path
-
     import hydra
     import verl
     from omegaconf import OmegaConf

@@ -5,19 +5,18 @@ The file of `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
     - name: scorekit_tokens
       _target_: scorekit.adapters.verl_tokens.TokenRewardLoop
       settings: {url: "http://127.0.0.1:8002", src_key: src}
-      credit: package.module:function
       severity_weights: {MINOR: -1.0, MAJOR: -5.0, CRITICAL: -10.0}
 
-`credit` has the arguments (tokenizer, ids). It returns the text to score, and a function that maps
-(error spans, severity weights) to one reward for each id. This module imports torch and verl:
-import it only where both are installed.
+With `settings: {definition: reward.yaml}` the sequence reward is a composite one, and
+`span_component` names the component whose error spans become token rewards. This module imports
+torch and verl: import it only where both are installed.
 """
 
 from __future__ import annotations
 
-import importlib
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,14 +26,22 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from scorekit.adapters.rewards import message_text, reward_settings
-from scorekit.adapters.verl import async_rewards, plain_settings
+from scorekit.adapters.verl import ScoredText, async_rewards, plain_settings
+from scorekit.adapters.verl_run import check_token_settings
+from scorekit.credit import (
+    SEVERITY_WEIGHTS,
+    DecodeConfig,
+    assign_credit,
+    decode_completion,
+)
 from scorekit.errors import SampleError, UserError
+from scorekit.prompts import load_postprocess
+from scorekit.schemas import Scored
 
-Assign = Callable[[Sequence[Any], Mapping[str, float | None]], list[float]]
-Credit = Callable[[Any, Sequence[int]], tuple[str, Assign]]
+log = logging.getLogger(__name__)
 
 
-class TokenRewardOutput(AgentLoopOutput):
+class TokenRewardOutput(AgentLoopOutput):  # type: ignore[misc]
     """Holds an agent loop's output with one reward for each response token."""
 
     token_rewards: list[float]
@@ -49,73 +56,122 @@ class TokenRewardOutput(AgentLoopOutput):
         return output
 
 
-class TokenRewardLoop(SingleTurnAgentLoop):
+class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
     """Samples one completion and gives each of its tokens a reward.
 
-    The sequence reward is on the last token, the rewards of error spans are on their tokens. A
-    completion without a score raises, so verl drops it from its group.
+    The rewards of error spans are on their tokens, the sequence reward is on the last token that
+    is trained on. Tokens that the service has not read leave the loss: their mask is 0. A
+    completion without a score, or whose spans do not fit its text, raises, so verl drops it from
+    its group.
     """
 
     def __init__(
         self,
         *args: Any,
-        credit: str,
-        severity_weights: Mapping[str, float | None],
         settings: Mapping[str, Any],
+        severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
+        span_component: str | None = None,
+        stop_ids: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Check the settings; nothing is requested yet.
+
+        settings: those of RewardSettings. span_component: of a definition, the component of a
+        service that marks error spans. stop_ids: ids that end a completion and are no part of its
+        text; None: the tokenizer's EOS.
+        Raises UserError if a setting is wrong.
+        """
         super().__init__(*args, **kwargs)
-        self.credit = load_credit(credit)
+        self.settings = plain_settings(settings)
         self.severity_weights = dict(severity_weights)
-        self.settings = reward_settings(**plain_settings(settings))
+        self.span_component = span_component
+        checked = reward_settings(**self.settings)
+        check_token_settings(checked, span_component, self.severity_weights)
+        self.decode_cfg = DecodeConfig(load_postprocess(checked.postprocess))
+        eos = self.tokenizer.eos_token_id
+        default_stops = [] if eos is None else [eos]
+        self.stop_ids = default_stops if stop_ids is None else list(stop_ids)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> TokenRewardOutput:
         """Return a completion with token rewards.
 
-        kwargs: the dataset's row. Raises the errors of `AsyncRewards.score`."""
+        kwargs: the dataset's row. Raises the errors of the adapter's clients, SampleError for spans
+        outside the text, and UserError for a severity without a weight."""
         output = await super().run(sampling_params, **kwargs)
-        if not output.response_ids:
+        ids = list(output.response_ids)
+        if not ids:
             raise SampleError("invalid_input", "the completion has no token to reward")
-        text, assign = self.credit(self.tokenizer, output.response_ids)
+        text = decode_completion(self.tokenizer, ids[:-1] if ids[-1] in self.stop_ids else ids)
         truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         fields = {**(kwargs.get("extra_info") or {}), "ground_truth": truth}
         prompt = message_text(list(kwargs["raw_prompt"]))
         scored = await async_rewards(self.settings).score(fields, prompt, text)
-        spans = getattr(scored.result, "error_spans", None)
-        if spans is None:
-            raise UserError("url: the service gives no error spans. Name one that does (xcomet)")
-        rewards = place_rewards(scored.reward, assign(spans, self.severity_weights))
+        span_rewards, covered = self._credit(ids, scored)
+        pairs = zip(output.response_mask, covered, strict=True)
+        mask = [int(bool(sampled) and is_covered) for sampled, is_covered in pairs]
+        rewards = place_rewards(scored.reward, span_rewards, mask)
         values = {name: getattr(output, name) for name in output.model_fields_set}
+        values["response_mask"] = mask
         values["reward_score"] = sum(rewards)
         values["extra_fields"] = {
             **output.extra_fields,
-            "reward_extra_info": {"score": scored.reward, **scored.components},
+            "reward_extra_info": {"score": scored.reward, **scored.numbers},
         }
         return TokenRewardOutput(**values, token_rewards=rewards)
 
+    def _credit(self, ids: Sequence[int], scored: ScoredText) -> tuple[list[float], list[bool]]:
+        """Return the rewards of the error spans [T], and which tokens the service has read [T]."""
+        if scored.is_refused_text:  # no service has read it; the reward counts for all of it
+            return [0.0] * len(ids), [True] * len(ids)
+        name = self.span_component or next(iter(scored.answers))
+        result = scored.answers.get(name)
+        if result is None:  # it has weight 0, or the reward would be missing
+            raise SampleError("upstream", f"{name}: no answer, so no token has a reward")
+        if not isinstance(result, Scored) or result.error_spans is None:
+            raise UserError(
+                f"{name}: the service marks no error spans. Name one that does (xcomet, or a judge "
+                "with task mqm)"
+            )
+        try:
+            credit = assign_credit(
+                self.tokenizer,
+                ids,
+                result.error_spans,
+                self.severity_weights,
+                decode_cfg=self.decode_cfg,
+                stop_ids=self.stop_ids,
+                mt_covered=result.mt_covered,
+            )
+        except ValueError as error:
+            raise SampleError("model_failure", f"{name}: {error}") from None
+        if credit.missed_spans:
+            log.warning("%s: %d spans hit no token", name, credit.missed_spans)
+        return credit.rewards, credit.covered
 
-def load_credit(path: str) -> Credit:
-    """Return the function at `module:function`. Raises UserError if there is none."""
-    module, _, name = path.partition(":")
-    try:
-        credit: Credit = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"credit: {path!r} cannot be loaded: {error}") from None
-    return credit
 
+def place_rewards(
+    sequence_reward: float, token_rewards: Sequence[float], mask: Sequence[int]
+) -> list[float]:
+    """Return the token rewards with the sequence reward on the last token that is trained on.
 
-def place_rewards(sequence_reward: float, token_rewards: Sequence[float]) -> list[float]:
-    """Return the token rewards with the sequence reward on the last token.
-
-    The last token holds nothing else, so that the estimator can tell the two apart: a reward of its
-    own moves to the token before it. That happens only if a completion was cut at its length limit.
-    Raises ValueError if a number is not finite.
+    mask: [T] 1 on tokens that are trained on; others have reward 0.
+    That token holds nothing else, so that the estimator can tell the two apart: a reward of its
+    own moves to the trained token before it. That happens only if a completion was cut at its
+    length limit, or if the service has not read all of it.
+    Raises SampleError if no token is trained on, and ValueError if a number is not finite.
     """
-    rewards = list(token_rewards)
-    if len(rewards) > 1:
-        rewards[-2] += rewards[-1]
-        rewards[-1] = 0.0
-    rewards[-1] += sequence_reward
+    trained = [token for token, is_trained in enumerate(mask) if is_trained]
+    if not trained:
+        raise SampleError("invalid_input", "the service has read no token of the completion")
+    rewards = [
+        reward if is_trained else 0.0
+        for reward, is_trained in zip(token_rewards, mask, strict=True)
+    ]
+    *before, last = trained
+    if before:
+        rewards[before[-1]] += rewards[last]
+        rewards[last] = 0.0
+    rewards[last] += sequence_reward
     if not all(map(math.isfinite, rewards)):
         raise ValueError("a token reward is not finite")
     return rewards
@@ -136,9 +192,10 @@ def token_advantages(
     advantages of arXiv 2601.09012, with the mean of each prompt's completions subtracted. A
     completion that is alone in its group has no sequence part, only its token rewards.
 
-    token_level_rewards: [B, T], the sequence reward on the last token. response_mask: [B, T], 1 on
-    sampled tokens. If rejection sampling masks the last token, the rewards from the last valid one
-    on are the sequence reward. A row without a valid token counts in no mean. index: [B], groups.
+    token_level_rewards: [B, T], the sequence reward on the last valid token. response_mask: [B, T],
+    1 on tokens that are trained on. If rejection sampling masks the last one, the rewards from the
+    last valid one on are the sequence reward. A row without a valid token counts in no mean.
+    index: [B], groups.
     """
     rewards_BT = token_level_rewards.double()
     mask_BT = response_mask.bool()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from scorekit.adapters import verl
 from scorekit.adapters.openrlhf import RewardServer, completion_of, create_app
 from scorekit.adapters.rewards import reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
@@ -150,16 +148,6 @@ def test_verl_one_by_one(metricx, xcomet):
     ) == _xcomet("a", "가", "ref")
     call["solution_str"] = ""
     assert _verl(**call, extra_info=extra, url=metricx) == _metricx("a", "")
-
-
-def test_verl_loads_the_file_by_its_path(metricx):
-    """Load it as verl/utils/import_utils.py does for custom_reward_function.path."""
-    spec = importlib.util.spec_from_file_location("custom_module", verl.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    call = {"data_source": "wmt", "solution_str": "가", "ground_truth": "", "extra_info": EXTRA}
-    got = _verl(module.compute_score, **call, url=metricx, src_key="ground_truth")
-    assert got == _metricx("", "가")
 
 
 def test_verl_configured_by_the_environment(metricx, monkeypatch):

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
-import os
-import subprocess
-from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
+import yaml
 
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
-from testing.servers import running_app, running_service
-from tests.kits.real_tokenizers import write_tokenizer
+from testing.servers import running_service
+from tests.kits.trainer.verl.cases import VERL, probe
 
-ROOT = Path(__file__).parents[4]
-VERL = ROOT / ".venv-verl/bin/python"
-MANAGERS = ["naive", "dapo", "gdpo", "rate_limited"]
-TEXT = "그 집은 빨간색이다."
+MANAGERS = ["naive", "dapo", "gdpo"]
+TEXT = "그 집은 red colour 이다."
 #: Two prompts: one with two completions, one whose second completion was not scored.
 REWARDS = [[0.0, -1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 1.0], [-5.0, 7.0, 0.0, 0.0]]
 MASK = [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
@@ -31,76 +25,162 @@ pytestmark = [
 ]
 
 
-def _sick(status: int | None):
-    """Return an app that answers every request with this status, or never."""
+def _score(mt, top, src="a"):
+    return fake_score(TranslationSample(src=src, mt=mt), top)
 
-    async def app(scope, receive, send):
-        if scope["type"] != "http":
-            return
-        if status is None:
-            await asyncio.Event().wait()
-        await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
 
-    return app
+class Short(FakeBackend):
+    """Reads the first six characters of a text only."""
+
+    def encode(self, samples, options):
+        encoded = super().encode(samples, options)
+        for entry in encoded:
+            entry.fields["mt_covered"] = 6
+        return encoded
+
+
+class Straying(FakeBackend):
+    """Marks a span past the end of a text, or one of an unknown severity."""
+
+    def _outcome(self, sample):
+        end, severity = (99, "MAJOR") if "past" in sample.mt else (1, "UNKNOWN")
+        return {"score": 0.5, "error_spans": [{"start": 0, "end": end, "severity": severity}]}
+
+
+def _definition(metricx, xcomet):
+    return {
+        "components": {
+            "metricx": {"service": metricx, "offset": 5.0, "scale": -1.0},
+            "xcomet": {"service": xcomet, "weight": 2.0},
+            "with_ref": {"service": xcomet, "reference": True, "weight": 0.0},
+        },
+    }
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    tokenizer = write_tokenizer("qwen3", tmp_path_factory.mktemp("tokenizer"))
+    folder = tmp_path_factory.mktemp("verl")
+    metricx_backend, xcomet_backend = FakeBackend("metricx"), FakeBackend("xcomet")
     with (
-        running_service(FakeBackend("metricx")) as metricx,
-        running_service(FakeBackend("xcomet")) as xcomet,
-        running_app(_sick(429)) as too_many,
-        running_app(_sick(500)) as broken,
-        running_app(_sick(None)) as hanging,
+        running_service(metricx_backend) as metricx,
+        running_service(xcomet_backend) as xcomet,
+        running_service(Short("xcomet")) as short,
+        running_service(Straying("xcomet")) as straying,
     ):
-        case = {
-            "metricx": metricx,
-            "xcomet": xcomet,
-            "sick": {"429": too_many, "500": broken, "hang": hanging},
-            "managers": MANAGERS,
-            "tokenizer": str(tokenizer),
-            "text": TEXT,
-            "batch": [REWARDS, MASK, ["p", "p", "q"]],
+        path = folder / "reward.yaml"
+        path.write_text(yaml.safe_dump(_definition(metricx, xcomet)))
+        composite = {"settings": {"definition": str(path)}}
+        calls = {
+            name: ["managed", {"manager": name, "settings": {"url": [metricx]}, "texts": ["가"]}]
+            for name in MANAGERS
+        } | {
+            "composite": ["managed", {"manager": "naive", "texts": [TEXT, "다"], **composite}],
+            "tokens": ["tokens", {"texts": [TEXT, "xyzw"], "settings": {"url": xcomet}}],
+            "cut": ["tokens", {"texts": ["xyzw"], "settings": {"url": xcomet}, "ends": False}],
+            "short": ["tokens", {"texts": [TEXT], "settings": {"url": short}}],
+            "weighted": [
+                "tokens",
+                {
+                    "texts": [TEXT],
+                    "settings": {"url": xcomet},
+                    "severity_weights": {"MINOR": -0.5, "MAJOR": -0.25, "CRITICAL": None},
+                },
+            ],
+            "straying": ["tokens", {"texts": ["past", "unknown"], "settings": {"url": straying}}],
+            "spanless": ["tokens", {"texts": [TEXT], "settings": {"url": metricx}}],
+            "composite_tokens": [
+                "tokens",
+                {"texts": [TEXT], "span_component": "xcomet", **composite},
+            ],
+            "advantages": ["advantages", _BATCH],
+            "alone_grpo": [
+                "advantages",
+                {"rewards": [[0.0, 7.0]], "mask": [[1, 1]], "groups": ["q"], "estimator": "grpo"},
+            ],
+            "none_mean": ["validation_means", {"values": [0.5, None, 1.0]}],
+            "nan_mean": ["validation_means", {"values": [0.5, math.nan, 1.0]}],
         }
-        process = subprocess.run(
-            [VERL, "-W", "ignore", "-m", "tests.kits.trainer.verl_probe", json.dumps(case)],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
-    assert process.returncode == 0, process.stderr[-4000:]
-    return json.loads(process.stdout.splitlines()[-1])
+        yield probe(folder, calls) | {
+            "scored": [sum(metricx_backend.batches), sum(xcomet_backend.batches)]
+        }
 
 
-def test_reward_managers_log_the_reward_and_its_components(results):
-    score = fake_score(TranslationSample(src="a", mt="가"), 25.0)
+_BATCH = {"rewards": REWARDS, "mask": MASK, "groups": ["p", "p", "q"]}
+
+
+@pytest.mark.parametrize("name", MANAGERS)
+def test_reward_managers_log_the_reward_and_its_components(results, name):
+    score = _score("가", 25.0)
     expected = {"score": 5.0 - score, "metricx": score}
-    for name in ("naive", "dapo", "gdpo"):
-        answer = results["managers"][name]
-        assert answer == {"reward_score": 5.0 - score, "reward_extra_info": expected}
+    assert results[name] == [{"reward_score": 5.0 - score, "reward_extra_info": expected}]
 
 
-def test_a_failed_score_leaves_each_manager_as_an_exception(results):
-    refused = "UnsafeRewardManager"
-    assert results["nan"] == dict.fromkeys(MANAGERS, "SampleError") | {"rate_limited": refused}
-    assert results["managers"]["rate_limited"] == refused
-    assert all(isinstance(answer, str) for answer in results["sick"].values()), results["sick"]
+def _composite(mt):
+    metricx, xcomet = _score(mt, 25.0), _score(mt, 1.0)
+    return 5.0 - metricx + 2.0 * xcomet, metricx, xcomet
+
+
+def test_a_definition_gives_the_reward_and_its_numbers(results):
+    for mt, answer in zip((TEXT, "다"), results["composite"], strict=True):
+        reward, metricx, xcomet = _composite(mt)
+        assert answer["reward_score"] == pytest.approx(reward)
+        assert answer["reward_extra_info"] == {
+            "score": answer["reward_score"],
+            "component/metricx": pytest.approx(metricx),
+            "scaled/metricx": pytest.approx(5.0 - metricx),
+            "component/xcomet": pytest.approx(xcomet),
+            "scaled/xcomet": pytest.approx(xcomet),
+            "component/with_ref": None,  # weight 0, and the row has no reference
+            "scaled/with_ref": None,
+        }
+
+
+def test_one_request_gives_the_sequence_reward_and_the_token_rewards(results):
+    (tokens,) = results["composite_tokens"]
+    reward, _, xcomet = _composite(TEXT)
+    assert tokens["extra"]["score"] == pytest.approx(reward) == tokens["rewards"][-1]
+    assert tokens["extra"]["component/xcomet"] == pytest.approx(xcomet)
+    assert tokens["rewards"][:-1] == results["tokens"][0]["rewards"][:-1]
+    # metricx: 가, TEXT, 다. xcomet: TEXT, 다, xyzw. What was scored before comes from the cache;
+    # `spanless` asks metricx for TEXT again.
+    assert results["scored"] == [3, 3]
 
 
 def test_the_agent_loop_rewards_each_token(results):
-    tokens = results["tokens"]
-    assert len(tokens["rewards"]) == len(tokens["ids"]) > 2
-    sequence = tokens["extra"]["score"]
+    tokens, latin = results["tokens"]
+    sequence = _score(TEXT, 1.0)
+    assert len(tokens["rewards"]) == len(tokens["ids"]) > 2 and set(tokens["mask"]) == {1}
     assert tokens["rewards"][-1] == pytest.approx(sequence, abs=1e-6)
-    assert math.isclose(tokens["reward_score"], sum(tokens["rewards"]), abs_tol=1e-5)
+    # red is MINOR, colour MAJOR: one token each.
+    assert sorted(r for r in tokens["rewards"][:-1] if r) == [-5.0, -1.0]
+    assert tokens["reward_score"] == pytest.approx(sequence - 6.0)
+    assert tokens["extra"] == {"score": pytest.approx(sequence), "xcomet": pytest.approx(sequence)}
+    assert all(reward == -5.0 for reward in latin["rewards"][:-1])
+    (weighted,) = results["weighted"]
+    assert sorted(r for r in weighted["rewards"][:-1] if r) == [-0.5, -0.25]
 
 
-def test_the_agent_loop_raises_where_there_is_no_score(results):
-    assert results["tokens_nan"] == "SampleError"
-    assert all(isinstance(answer, str) for answer in results["tokens_sick"].values())
+def test_a_span_on_the_last_token_moves_to_the_one_before(results):
+    (cut,), tokens = results["cut"], results["tokens"][1]
+    assert len(cut["ids"]) == len(tokens["ids"]) - 1 >= 2
+    assert cut["rewards"][-1] == pytest.approx(_score("xyzw", 1.0), abs=1e-6)
+    assert sum(cut["rewards"]) == pytest.approx(sum(tokens["rewards"]), abs=1e-5)
+
+
+def test_tokens_that_the_service_has_not_read_leave_the_loss(results):
+    (tokens,) = results["short"]
+    mask, rewards = tokens["mask"], tokens["rewards"]
+    assert mask == sorted(mask, reverse=True) and 0 < sum(mask) < len(mask) - 1
+    assert rewards[sum(mask) - 1] == pytest.approx(_score(TEXT, 1.0), abs=1e-6)
+    assert not any(rewards[sum(mask) :])
+
+
+def test_spans_that_do_not_fit_raise(results):
+    past, unknown = results["straying"]
+    assert past.startswith("SampleError: ") and "span 0-99 in a text of 4" in past
+    assert unknown.startswith("UserError: ") and "UNKNOWN" in unknown
+    (spanless,) = results["spanless"]
+    assert spanless.startswith("UserError: metricx: the service marks no error spans")
 
 
 def test_advantages_keep_positions_and_center_groups(results):
@@ -112,15 +192,10 @@ def test_advantages_keep_positions_and_center_groups(results):
         assert row == pytest.approx(scaled, abs=1e-6)
 
 
-def test_configs_that_would_hide_a_failure_are_refused(results):
-    checks = results["checks"]
-    assert checks["documented"] == checks["tokens"] == ""
-    assert checks["rate_limited"].startswith("reward.reward_manager: 'rate_limited'")
-    assert checks["batch"].startswith("reward.reward_manager: 'batch'")
-    assert checks["no_function"].startswith("reward.custom_reward_function.path: not set")
-    assert checks["old_key"].startswith("custom_reward_function.path: verl 0.9 does not read it")
-    assert "srckey" in checks["setting"]
-    assert "reward_kwargs.reward_manager: expected 'naive'" in checks["manager_untold"]
-    assert checks["tokens_grpo"].startswith("algorithm.adv_estimator: 'grpo' sums")
-    assert checks["tokens_v0"].startswith("trainer.use_v1")
-    assert checks["tokens_alone"].startswith("actor_rollout_ref.rollout.n")
+def test_verl_s_grpo_gives_a_completion_that_is_alone_its_raw_reward(results):
+    assert results["alone_grpo"] == [[pytest.approx(7.0, rel=1e-4)] * 2]
+
+
+def test_verl_s_means_leave_out_a_component_that_is_none(results):
+    assert results["none_mean"] == {"mean@2": 0.75}
+    assert list(map(math.isnan, results["nan_mean"].values())) == [True]
