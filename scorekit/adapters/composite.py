@@ -52,6 +52,24 @@ def _is_outage(result: RewardResult) -> bool:
     return any(c.weight and c.status in _OUTAGES for c in result.components.values())
 
 
+def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float | None]]:
+    """Return the numbers of `RewardResult.stats` by name, one for each result.
+
+    Every component and gate has a column, whichever results have its value. None: no value.
+    """
+    names = [
+        *(f"component/{name}" for name in results[0].components),
+        *(f"gate_closed/{name}" for name in results[0].gates),
+    ]
+    stats = [result.stats() for result in results]
+    return {name: [values.get(name) for values in stats] for name in names}
+
+
+def truncation_rules(definition: RewardDefinition) -> list[str]:
+    """Return the names of the components that read `finish_reason`."""
+    return [name for name, config in definition.components.items() if config.rule == "truncated"]
+
+
 def composite_rewards_for(settings: RewardSettings) -> CompositeRewards:
     """Return the client of these settings. It is reused within a process, as `rewards_for` is."""
     return _composite_rewards(settings.model_dump_json(), os.getpid())

@@ -86,6 +86,7 @@ class CompositeReward:
             partial(checks, definition, names),
             batch_size=definition.batch_size,
             max_in_flight=definition.max_in_flight,
+            shared_s=definition.timeout_s,
         )
 
     async def __aenter__(self) -> CompositeReward:
@@ -99,14 +100,17 @@ class CompositeReward:
         for service in self._services.values():
             await service.close()
 
-    async def check(self) -> None:
+    async def check(self, *, wait_s: float | None = None) -> None:
         """Ask every service what it is, before a run starts.
+
+        wait_s: seconds to wait first until all services are ready; None: nothing waits for that.
 
         Raises UserError if a service does not fit the definition, ServiceUnreachable if it does not
         answer within the deadline, RequestError if it refuses the key.
         """
+        waiting = None if wait_s is None else Deadline(wait_s)
         for service in self._services.values():
-            await service.check()
+            await service.check(None if waiting is None else waiting.remaining_s())
 
     async def score_group(
         self, samples: Sequence[Sample], *, deadline_s: float | None = None
@@ -166,9 +170,9 @@ class SyncCompositeReward(ForkSafeClient[CompositeReward]):
             CompositeReward.close,
         )
 
-    def check(self) -> None:
+    def check(self, *, wait_s: float | None = None) -> None:
         """See CompositeReward.check."""
-        self.run(lambda reward: reward.check())
+        self.run(lambda reward: reward.check(wait_s=wait_s))
 
     def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[RewardResult]:
         """See CompositeReward.score."""
