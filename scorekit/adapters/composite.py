@@ -65,6 +65,20 @@ def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float |
     return {name: [values.get(name) for values in stats] for name in names}
 
 
+def check_single_samples(definition: RewardDefinition, trainer: str) -> None:
+    """Raise UserError if a rule needs more than a trainer's request of one completion has."""
+    for name, config in definition.components.items():
+        if config.is_group_rule:
+            raise UserError(
+                f"components.{name}: a rule of groups, but {trainer} sends one completion in a "
+                "request. Remove it"
+            )
+    for name in truncation_rules(definition):
+        raise UserError(
+            f"components.{name}: reads finish_reason, which {trainer} does not send. Remove it"
+        )
+
+
 def truncation_rules(definition: RewardDefinition) -> list[str]:
     """Return the names of the components that read `finish_reason`."""
     return [name for name, config in definition.components.items() if config.rule == "truncated"]

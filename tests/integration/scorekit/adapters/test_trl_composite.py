@@ -6,8 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections import Counter
-from contextlib import contextmanager
 
 import pandas as pd
 import pytest
@@ -15,63 +13,12 @@ import torch
 
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.trl_tokens import SpanRewards
-from scorekit.errors import SampleError, ServiceUnreachable, UserError
+from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
-from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
-from testing.flaky_server import FlakyServer
-from testing.servers import PATIENCE_S, free_port, running_app, running_service, wait_ready
+from testing.servers import free_port, running_service
+from tests.kits.trainer.sick_services import FAILURES, is_bad, sick_service
 from tests.kits.trainer.trl_tokens import MarkingBackend, make_trainer
-
-#: Failures of a request with a bad text, and of the text alone.
-FAILURES = ["429", "500", "503", "hang", "garbage", "nan", "refused"]
-
-
-def is_bad(sample):
-    return fake_score(sample, 1.0) < 0.3
-
-
-class Sick(FakeBackend):
-    """Counts the texts that it scores, and has no score for bad texts."""
-
-    def __init__(self, service, failure="", is_bad=is_bad):
-        super().__init__(service)
-        self.failure, self.is_bad = failure, is_bad
-        self.scored = Counter()
-
-    def encode(self, samples, options):
-        encoded = super().encode(samples, options)
-        for index, sample in enumerate(samples):
-            if self.failure == "refused" and self.is_bad(sample):
-                encoded[index] = SampleError("overlong", "too long")
-        return encoded
-
-    def _outcome(self, sample):
-        self.scored[sample.src, sample.mt] += 1
-        if self.failure == "nan" and self.is_bad(sample):
-            return {"score": math.nan}
-        return super()._outcome(sample)
-
-
-@contextmanager
-def sick_service(failure, is_bad=is_bad):
-    """Serve an xCOMET that fails for bad texts: yield its backend and its URL."""
-
-    def mood(path, body):
-        if path != "/v1/score" or failure in ("", "nan", "refused"):
-            return None
-        samples = [TranslationSample.model_validate(s) for s in json.loads(body)["samples"]]
-        return failure if any(map(is_bad, samples)) else None
-
-    backend = Sick("xcomet", failure, is_bad)
-    settings = ServiceSettings(cache="memory", stall_after=PATIENCE_S)
-    flaky = FlakyServer(create_app(backend, settings), mood)
-    with running_app(flaky) as url:
-        wait_ready(url)
-        backend.scored.clear()
-        yield backend, url
-        flaky.recover()
 
 
 @pytest.fixture(scope="module")
