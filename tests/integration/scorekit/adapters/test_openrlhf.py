@@ -27,7 +27,7 @@ from tests.kits.trainer.reward_callers import (
     openrlhf_reward,
     slime_remote_rm,
 )
-from tests.kits.trainer.sick_services import FAILURES, sick_service
+from tests.kits.trainer.trl.sick_services import FAILURES, sick_service
 
 PROMPT = "<start_of_turn>user\nTranslate<end_of_turn>\n<start_of_turn>model\n"
 

@@ -17,8 +17,8 @@ from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_service
-from tests.kits.trainer.sick_services import FAILURES, is_bad, sick_service
-from tests.kits.trainer.trl_tokens import MarkingBackend, make_trainer
+from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer
+from tests.kits.trainer.trl.sick_services import FAILURES, is_bad, sick_service
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +225,7 @@ def test_groups_are_the_neighbours_with_equal_prompt_and_row():
 @pytest.mark.parametrize(("batch_size", "is_split"), [(4, False), (2, True), (6, True)])
 def test_a_group_in_two_processes_is_a_mistake(tmp_path, batch_size, is_split):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    module = ["-m", "tests.kits.trainer.ranks.trl_groups", str(tmp_path), str(batch_size)]
+    module = ["-m", "tests.kits.trainer.trl.rank_groups", str(tmp_path), str(batch_size)]
     done = subprocess.run([*command, *module], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     outputs = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
@@ -284,7 +284,7 @@ def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
 def test_a_definition_works_beside_span_rewards_in_a_run(metricx, tmp_path):
     from transformers import AutoTokenizer
 
-    from tests.kits.trainer.trl_tokens import DEMO
+    from tests.kits.trainer.trl.runs import DEMO
 
     tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "models/policy"))
     with sick_service("429") as (_, url), running_service(MarkingBackend()) as marking:

@@ -1,6 +1,6 @@
 """Takes a step of TRL's trainer with a rule of groups, and writes the rewards of this process.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.trl_groups OUT COMPLETIONS_A_PROCESS
+torchrun --nproc_per_node 2 -m tests.kits.trainer.trl.rank_groups OUT COMPLETIONS_A_PROCESS
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from scorekit.adapters.trl import reward_function
 from scorekit.errors import UserError
-from tests.kits.trainer.trl_tokens import make_trainer
+from tests.kits.trainer.trl.runs import make_trainer
 
 
 def group_sizes(samples: list[dict[str, Any]]) -> list[float]:
@@ -24,7 +24,7 @@ def group_sizes(samples: list[dict[str, Any]]) -> list[float]:
 
 def main(folder: Path, batch_size: int) -> None:
     """Train for a step; write the group sizes that the rule saw, or the error, to OUT/RANK.json."""
-    rule = {"rule": "tests.kits.trainer.ranks.trl_groups:group_sizes", "group": True}
+    rule = {"rule": "tests.kits.trainer.trl.rank_groups:group_sizes", "group": True}
     function = reward_function(definition={"components": {"size": rule}})
     outputs: list[Any] = []
 

@@ -15,7 +15,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Outcome
 from scorekit.server.fake import FakeBackend, fake_score
 
-DEMO = Path(__file__).parents[3] / "demo"
+DEMO = Path(__file__).parents[4] / "demo"
 #: Settings of a client that gives up within seconds.
 IMPATIENT = {"timeout_s": 1.0, "deadline_s": 2.0}
 
