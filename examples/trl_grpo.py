@@ -1,9 +1,11 @@
 """GRPO by TRL, rewarded by the scoring services.
 
     python examples/trl_grpo.py --metricx-url http://127.0.0.1:8001 --xcomet-url http://127.0.0.1:8002
+    python examples/trl_grpo.py --definition examples/reward.yaml
 
-The reward of a completion is 5 - MetricX + xcomet_weight * xCOMET. One that either service could
-not score has no reward: TRL leaves it out of its group's mean, and out of the update.
+The reward of a completion is 5 - MetricX + xcomet_weight * xCOMET, or what the definition says. One
+that a service could not score has no reward: TRL leaves it out of its group's mean, and out of the
+update.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import typer
 from scorekit.adapters.trl import reward_function
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ScorekitError, UserError
+from scorekit.rewards import SyncCompositeReward
 from trainer.translation.data import format_translation_prompt, load_examples
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when transformers is imported
@@ -58,6 +61,24 @@ def check_service(url: str, service: str) -> None:
         raise UserError(f"{url} is a {actual} service, not {service}")
 
 
+def rewards_of_services(metricx_url: str, xcomet_url: str, xcomet_weight: float) -> Reward:
+    """Return the sum of two services' rewards, which are checked now."""
+    check_service(metricx_url, "metricx")
+    check_service(xcomet_url, "xcomet")
+    return sum_of_rewards(
+        reward_function(metricx_url, src_key="src"),
+        reward_function(xcomet_url, src_key="src"),
+        xcomet_weight,
+    )
+
+
+def composite_rewards(definition: Path) -> Reward:
+    """Return the rewards of a definition, whose services are checked now."""
+    with SyncCompositeReward(definition) as reward:
+        reward.check(wait_s=10)
+    return reward_function(definition=definition, src_key="src", name="composite")
+
+
 def prompt_rows(data: str, template: str) -> list[dict[str, Any]]:
     """A row for TRL of each source: one turn of the policy's chat template, and the source."""
     return [
@@ -78,6 +99,10 @@ def train(
     metricx_url: Annotated[str, typer.Option(envvar="METRICX_URL")] = "http://127.0.0.1:8001",
     xcomet_url: Annotated[str, typer.Option(envvar="XCOMET_URL")] = "http://127.0.0.1:8002",
     xcomet_weight: Annotated[float, typer.Option(help="Of xCOMET beside MetricX.")] = 10.0,
+    definition: Annotated[
+        Path | None,
+        typer.Option(help="YAML of a composite reward, in place of the three options before."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 24,
     sources: Annotated[int, typer.Option(min=1, help="Of a step.")] = 8,
     samples: Annotated[int, typer.Option(min=2, help="Of a source.")] = 8,
@@ -87,13 +112,10 @@ def train(
     output: Annotated[Path, typer.Option(help="Folder for the policy.")] = Path("runs/trl_grpo"),
 ) -> None:
     """Train a policy by TRL's GRPOTrainer. The defaults suit the demo's policy."""
-    check_service(metricx_url, "metricx")
-    check_service(xcomet_url, "xcomet")
-    reward = sum_of_rewards(
-        reward_function(metricx_url, src_key="src"),
-        reward_function(xcomet_url, src_key="src"),
-        xcomet_weight,
-    )
+    if definition is None:
+        reward = rewards_of_services(metricx_url, xcomet_url, xcomet_weight)
+    else:
+        reward = composite_rewards(definition)
     rows = prompt_rows(data, template)
 
     import torch

@@ -52,6 +52,38 @@ def _is_outage(result: RewardResult) -> bool:
     return any(c.weight and c.status in _OUTAGES for c in result.components.values())
 
 
+def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float | None]]:
+    """Return the numbers of `RewardResult.stats` by name, one for each result.
+
+    Every component and gate has a column, whichever results have its value. None: no value.
+    """
+    names = [
+        *(f"component/{name}" for name in results[0].components),
+        *(f"gate_closed/{name}" for name in results[0].gates),
+    ]
+    stats = [result.stats() for result in results]
+    return {name: [values.get(name) for values in stats] for name in names}
+
+
+def check_single_samples(definition: RewardDefinition, trainer: str) -> None:
+    """Raise UserError if a rule needs more than a trainer's request of one completion has."""
+    for name, config in definition.components.items():
+        if config.is_group_rule:
+            raise UserError(
+                f"components.{name}: a rule of groups, but {trainer} sends one completion in a "
+                "request. Remove it"
+            )
+    for name in truncation_rules(definition):
+        raise UserError(
+            f"components.{name}: reads finish_reason, which {trainer} does not send. Remove it"
+        )
+
+
+def truncation_rules(definition: RewardDefinition) -> list[str]:
+    """Return the names of the components that read `finish_reason`."""
+    return [name for name, config in definition.components.items() if config.rule == "truncated"]
+
+
 def composite_rewards_for(settings: RewardSettings) -> CompositeRewards:
     """Return the client of these settings. It is reused within a process, as `rewards_for` is."""
     return _composite_rewards(settings.model_dump_json(), os.getpid())

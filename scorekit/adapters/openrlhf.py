@@ -1,25 +1,38 @@
 """Remote reward models of OpenRLHF (POST /get_reward) and slime (POST /remote_rm).
 
 python -m scorekit.adapters.openrlhf --url http://127.0.0.1:8001 --port 5000
-... --remote_rm_url http://127.0.0.1:5000/get_reward --label_key src       (of OpenRLHF's trainer)
-... --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm           (of slime's)
+python -m scorekit.adapters.openrlhf --definition reward.yaml --port 5000
+... --reward.remote_url http://127.0.0.1:5000/get_reward --data.label_key src  (of OpenRLHF)
+... --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm               (of slime)
 
 OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}. slime sends
 {"prompt", "response", "label"} for one sample and expects the number alone. A label may be a plain
 text (its field is called `label`) or a JSON object with fields. Any failure fails the request with
-a 5xx: both trainers retry; then OpenRLHF continues without a reward for the sample, and slime ends.
+a 5xx: both trainers retry, and then their runs end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic import ValidationError
+from pydantic_core import to_json
 
+from scorekit.adapters.composite import check_single_samples, component_columns, definition_of
+from scorekit.adapters.remote_requests import (
+    END_MARKS,
+    RewardRequest,
+    SlimeRequest,
+    completion_of,
+    fields_of,
+    without_end_marks,
+)
 from scorekit.adapters.rewards import (
     MAX_IN_FLIGHT,
     RewardSettings,
@@ -34,84 +47,20 @@ from scorekit.command import clean_exit
 from scorekit.config import describe_validation_error
 from scorekit.errors import ScorekitError, UserError
 from scorekit.net.hosts import is_loopback
-from scorekit.schemas import Info, JudgeScored, Overlong, Scored
+from scorekit.rewards import CompositeReward, load_definition, raise_for_missing
+from scorekit.schemas import Overlong
 from scorekit.scorers import raise_for_failures
-
-#: Tokens that models put at the end of a turn; they are not part of the translation.
-END_MARKS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<eos>", "</s>", "<pad>")
-
-
-class RewardRequest(BaseModel):
-    """A request of OpenRLHF; labels may be null."""
-
-    query: list[str]
-    prompts: list[str]
-    labels: list[Any] | None = None
-
-
-class SlimeRequest(BaseModel):
-    """A request of slime; the prompt may be chat messages, the label null."""
-
-    prompt: str | list[dict[str, Any]]
-    response: str
-    label: Any = None
-
-
-def without_end_marks(text: str, end_marks: Sequence[str]) -> str:
-    """Return the text without the marks at its end and the white space around them."""
-    while True:
-        bare = text.rstrip()
-        mark = next((mark for mark in end_marks if mark and bare.endswith(mark)), None)
-        if mark is None:
-            return text
-        text = bare.removesuffix(mark)
-
-
-def completion_of(
-    query: str, prompt: str, end_marks: Sequence[str] = END_MARKS, turn_mark: str | None = None
-) -> str:
-    """Return the completion: the query after its prompt, without the marks at its end.
-
-    turn_mark: the text that begins the model's turn. If it is set, the query need not contain the
-    prompt unchanged: the completion begins after as many of these marks as the prompt has.
-
-    Raises UserError if the start of the completion cannot be found.
-    """
-    if turn_mark is not None:
-        turns = prompt.count(turn_mark)
-        segments = query.split(turn_mark, turns)
-        if not turns or len(segments) <= turns:
-            raise UserError(f"{turn_mark!r} does not stand in prompt and query")
-        text = segments[-1]
-    elif prompt in query:
-        text = query[query.index(prompt) + len(prompt) :]
-    else:
-        raise UserError(
-            "the prompt does not stand in the query letter by letter (cut, or changed by the "
-            "tokenizer): say --turn-mark"
-        )
-    return without_end_marks(text, end_marks)
-
-
-def fields_of(label: Any) -> dict[str, Any]:
-    """Return the fields of a label: those of its JSON object, and the full label as `label`."""
-    fields: dict[str, Any] = {}
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        try:
-            fields = from_json(label)
-        except ValueError:
-            fields = {}
-    elif isinstance(label, dict):
-        fields = label
-    return {**fields, "label": label}
 
 
 class RewardServer:
-    """Answers the requests of OpenRLHF and slime with scores of a scoring service."""
+    """Answers the requests of OpenRLHF and slime with scores of a service, or composite rewards.
+
+    client: a CompositeReward if the settings have a definition.
+    """
 
     def __init__(
         self,
-        client: ScoringClient,
+        client: ScoringClient | CompositeReward,
         settings: RewardSettings,
         end_marks: Sequence[str] = END_MARKS,
         turn_mark: str | None = None,
@@ -127,10 +76,8 @@ class RewardServer:
 
         Raises UserError if the request has another form, SampleError if a sample failed, and the
         client's errors."""
-        results, info = await self._score(self._parse_samples(body))
-        rewards = [reward_of(result, info, self._settings) for result in results]
-        scores = {f"{info.service}_score": [result.score for result in results]}
-        return {"rewards": rewards, "scores": rewards, "extra_logs": scores}
+        rewards, logs = await self._score(self._parse_samples(body))
+        return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
     async def remote_rm(self, body: bytes) -> float:
         """Return the answer to slime, which uses it unchanged. Raises the errors of
@@ -141,17 +88,32 @@ class RewardServer:
             raise UserError(describe_validation_error(error, "body")) from None
         mt = without_end_marks(request.response, self._end_marks)
         sample = self._samples.sample(fields_of(request.label), message_text(request.prompt), mt)
-        (result,), info = await self._score([sample])
-        return reward_of(result, info, self._settings)
+        (reward,), _ = await self._score([sample])
+        return reward
 
     async def _score(
-        self, samples: list[dict[str, str]]
-    ) -> tuple[list[Scored | JudgeScored], Info]:
+        self, samples: list[dict[str, Any]]
+    ) -> tuple[list[float], dict[str, list[float]]]:
+        """Return the rewards, and the numbers for OpenRLHF's log by name.
+
+        OpenRLHF 0.11.2 ends a run if samples have different names in it, or None. So each sample
+        has all names of a definition, and NaN where it has no value.
+        """
+        if isinstance(self._client, CompositeReward):
+            composite_results = await self._client.score(samples)
+            rewards = raise_for_missing(composite_results)
+            columns = component_columns(composite_results)
+            return rewards, {
+                name: [math.nan if value is None else value for value in values]
+                for name, values in columns.items()
+            }
         info = await self._client.limits()
         results = await self._client.score(samples, options_for(info, self._settings))
-        return raise_for_failures(results), info
+        scored = raise_for_failures(results)
+        logs = {f"{info.service}_score": [result.score for result in scored]}
+        return [reward_of(result, info, self._settings) for result in scored], logs
 
-    def _parse_samples(self, body: bytes) -> list[dict[str, str]]:
+    def _parse_samples(self, body: bytes) -> list[dict[str, Any]]:
         try:
             request = RewardRequest.model_validate_json(body)
         except ValidationError as error:
@@ -252,15 +214,31 @@ LanguageKey = Annotated[
 EndMark = Annotated[
     list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
 ]
-Cut = Annotated[Overlong, typer.Option(help="Inputs over the limit: cut, failed, or in windows.")]
-Deadline = Annotated[
-    float, typer.Option(min=1, help="Seconds for an answer; OpenRLHF waits 180, slime 120.")
+Cut = Annotated[
+    Overlong | None,
+    typer.Option(
+        help="Inputs over the limit: cut, failed, or in windows.", show_default="truncate"
+    ),
 ]
+Deadline = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Seconds for an answer; OpenRLHF waits 180, slime 120.",
+        show_default="170.0",
+    ),
+]
+Offset = Annotated[
+    float | None, typer.Option(help="MetricX: reward = offset - score.", show_default="5.0")
+]
+Urls = Annotated[list[str] | None, typer.Option(help="URL of the service; repeat it for replicas.")]
+Definition = Annotated[Path | None, typer.Option(help="Or: a YAML file with a composite reward.")]
 
 
 @app.command()
 def serve(
-    url: Annotated[list[str], typer.Option(help="URL of the service; repeat it for replicas.")],
+    url: Urls = None,
+    definition: Definition = None,
     service: Service = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
@@ -279,34 +257,51 @@ def serve(
     end_mark: EndMark = None,
     turn_mark: TurnMark = None,
     postprocess: Postprocess = "strip",
-    offset: Annotated[float, typer.Option(help="MetricX: reward = offset - score.")] = 5.0,
-    overlong: Cut = "truncate",
-    deadline: Deadline = 170.0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the service at first.")] = 600.0,
+    offset: Offset = None,
+    overlong: Cut = None,
+    deadline: Deadline = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the services at first.")] = 600.0,
 ) -> None:
     """Serve rewards to OpenRLHF and slime."""
     with clean_exit():
         if not no_auth and not is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
+        of_url = {"service": service, "task": task, "offset": offset}
+        of_url |= {"overlong": overlong, "deadline": deadline}
         settings = reward_settings(
-            url=url,
+            **_source(url, definition, of_url),
             src_key=src_key,
             src_pattern=src_pattern,
             src_template=src_template,
             ref_key=ref_key,
-            task=task,
             src_lang=src_lang,
             tgt_lang=tgt_lang,
             src_lang_key=src_lang_key,
             tgt_lang_key=tgt_lang_key,
             postprocess=postprocess,
-            offset=offset,
-            overlong=overlong,
-            timeout_s=deadline,
-            deadline_s=deadline,
         )
         marks = (tuple(end_mark or END_MARKS), turn_mark)
         asyncio.run(_serve(host, port, settings, service, marks, wait))
+
+
+def _source(
+    url: list[str] | None, definition: Path | None, of_url: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of the reward's source. of_url: options that `--definition` replaces."""
+    if bool(url) == (definition is not None):
+        raise UserError("--url and --definition: give one of them")
+    values = {name: value for name, value in of_url.items() if value is not None}
+    if definition is not None:
+        for name in values:
+            raise UserError(f"--{name}: has no effect beside --definition. Set it in the file")
+        checked = load_definition(definition)
+        check_single_samples(checked, "the trainer")
+        return {"definition": checked}
+    values.pop("service", None)
+    if "deadline" in values:
+        deadline = values.pop("deadline")
+        values |= {"timeout_s": deadline, "deadline_s": deadline}
+    return {"timeout_s": 170.0, **values, "url": url}
 
 
 async def _serve(
@@ -319,23 +314,45 @@ async def _serve(
 ) -> None:
     import uvicorn
 
+    opened: AbstractAsyncContextManager[tuple[ScoringClient | CompositeReward, str]]
+    if settings.definition is not None:
+        opened = _open_composite(settings, wait)
+    else:
+        opened = _open_service(settings, service, wait)
+    async with opened as (client, label):
+        app = create_app(RewardServer(client, settings, *marks))
+        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
+        typer.echo(f"rewards of {label}: http://{host}:{port}/get_reward, /remote_rm", err=True)
+        await server.serve()
+
+
+@asynccontextmanager
+async def _open_service(
+    settings: RewardSettings, service: str | None, wait: float
+) -> AsyncIterator[tuple[ScoringClient | CompositeReward, str]]:
+    """Yield the client of a service that fits the settings, and the name of its model."""
     async with ScoringClient(
         settings.url,
         timeout_s=settings.timeout_s,
         deadline_s=settings.deadline_s,
         max_in_flight=MAX_IN_FLIGHT,
     ) as client:
-        app = create_app(RewardServer(client, settings, *marks))
         await client.wait_ready(wait)
         info = await client.info()
         if service is not None and info.service != service:
             raise UserError(f"--service {service}: {settings.url[0]} is a {info.service} service")
         options_for(info, settings)
-        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
-        typer.echo(
-            f"rewards of {info.model}: http://{host}:{port}/get_reward, /remote_rm", err=True
-        )
-        await server.serve()
+        yield client, info.model
+
+
+@asynccontextmanager
+async def _open_composite(
+    settings: RewardSettings, wait: float
+) -> AsyncIterator[tuple[ScoringClient | CompositeReward, str]]:
+    """Yield the composite reward, whose services fit its definition, and its components."""
+    async with CompositeReward(definition_of(settings)) as reward:
+        await reward.check(wait_s=wait)
+        yield reward, ", ".join(reward.definition.components)
 
 
 if __name__ == "__main__":

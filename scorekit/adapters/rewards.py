@@ -95,20 +95,22 @@ _OF_DEFINITION = ("url", "task", "offset", "overlong", "timeout_s", "deadline_s"
 def reward_settings(**values: Any) -> RewardSettings:
     """Return the settings from arguments, then from the environment.
 
-    url: one URL or several. definition: as `scorekit.rewards.load_definition` takes it.
+    url: one URL or several. definition: as `scorekit.rewards.load_definition` takes it. If one of
+    the two is an argument, the other is not taken from the environment.
 
     Raises UserError if neither is given, or a name is unknown, or a value is wrong or has no
     effect.
     """
-    urls = values.get("url", os.environ.get("SCOREKIT_REWARD_URL"))
-    definition = values.get("definition", os.environ.get("SCOREKIT_REWARD_DEFINITION"))
+    urls, definition = values.get("url"), values.get("definition")
+    if not urls and not definition:
+        urls = os.environ.get("SCOREKIT_REWARD_URL")
+        definition = os.environ.get("SCOREKIT_REWARD_DEFINITION")
     if not urls and not definition:
         raise UserError(
             "no scoring service: give url, or set SCOREKIT_REWARD_URL; or definition, or "
             "set SCOREKIT_REWARD_DEFINITION"
         )
-    if urls:
-        values["url"] = tuple(urls.split(",")) if isinstance(urls, str) else tuple(urls)
+    values["url"] = tuple(urls.split(",") if isinstance(urls, str) else urls or ())
     values["definition"] = load_definition(definition) if definition else None
     try:
         settings = RewardSettings(**values)

@@ -1,46 +1,183 @@
 """A reward function for TRL's trainers (`reward_funcs`).
 
 trainer = GRPOTrainer(..., reward_funcs=reward_function("http://127.0.0.1:8001", src_key="src"))
+trainer = GRPOTrainer(..., reward_funcs=reward_function(definition="reward.yaml", src_key="src"))
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby
 from typing import Any
 
-from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
+from scorekit.adapters.composite import (
+    component_columns,
+    composite_rewards_for,
+    definition_of,
+    truncation_rules,
+)
+from scorekit.adapters.rewards import RewardSettings, message_text, reward_settings, rewards_for
+from scorekit.errors import UserError
+from scorekit.rewards import RewardResult
 from scorekit.schemas import Failed
+
+log = logging.getLogger(__name__)
+
+RewardFunction = Callable[..., list[float | None]]
+#: Fields of a sample that the completions of one group share, beside the prompt.
+_GROUP_FIELDS = ("src", "ref", "src_lang", "tgt_lang")
 
 
 def reward_function(
     url: str | Sequence[str] | None = None, *, name: str = "translation_reward", **settings: Any
-) -> Callable[..., list[float | None]]:
+) -> RewardFunction:
     """Return a function that TRL calls with prompts, completions and the dataset's columns.
 
-    name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>.
+    name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>;
+    `definition`, a composite reward, takes the place of `url`.
     Prompts and completions may be texts or lists of chat messages. A completion that could not be
-    scored gets None; if the service answers for none of them, the function raises.
+    scored gets None; if the services answer for none of them, the function raises.
+
+    With a definition, TRL logs for each component the mean of the values that there are, and the
+    share of completions that have one (`coverage`); a table of completions gets each value, and
+    the reason where the reward is missing or lowered.
+
+    Rules of groups see the consecutive completions with equal prompt, source, reference and
+    languages: two neighbouring equal rows of a dataset are one group. TRL 1.16 gives each process
+    `per_device_train_batch_size * steps_per_generation` completions. If that is no multiple of
+    `num_generations`, a process has a part of a group: the function then raises in all processes.
 
     Raises UserError if a setting is wrong.
     """
     arguments = settings if url is None else {"url": url, **settings}
     resolved_settings = reward_settings(**arguments)
-    rewards_for(resolved_settings)  # raises now if a pattern is wrong
+    is_composite = resolved_settings.definition is not None
+    make = _composite_function if is_composite else _service_function
+    rewards = make(resolved_settings, name)
+    rewards.__name__ = rewards.__qualname__ = name
+    return rewards
+
+
+def _service_function(settings: RewardSettings, name: str) -> RewardFunction:
+    rewards_for(settings)  # raises now if a pattern is wrong
 
     def rewards(
         prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        source = rewards_for(resolved_settings)
+        source = rewards_for(settings)
         rows = rows_of_columns(columns, len(prompts))
         samples = [
-            source.samples.sample(row, message_text(prompt), message_text(completion))
+            source.samples.sample(row, message_text(prompt), completion_text(completion))
             for row, prompt, completion in zip(rows, prompts, completions, strict=True)
         ]
         results = source.score_each(samples)
         return [None if r is None or isinstance(r, Failed) else source.reward(r) for r in results]
 
-    rewards.__name__ = rewards.__qualname__ = name
     return rewards
+
+
+def _composite_function(settings: RewardSettings, name: str) -> RewardFunction:
+    definition = definition_of(settings)
+    composite_rewards_for(settings)  # raises now if a pattern or a rule is wrong
+    truncations = truncation_rules(definition)
+
+    def rewards(
+        prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
+        source = composite_rewards_for(settings)
+        rows = rows_of_columns(columns, len(prompts))
+        if truncations and "finish_reason" not in rows[0]:
+            raise UserError(
+                f"components.{truncations[0]}: TRL passes no finish_reason. Remove the rule, or "
+                "return finish_reason from a rollout_func"
+            )
+        samples = [
+            source.samples.sample(row, message_text(prompt), completion_text(completion))
+            for row, prompt, completion in zip(rows, prompts, completions, strict=True)
+        ]
+        groups = group_indices(prompts, samples) if definition.has_group_rules else None
+        results = source.score(samples, groups)
+        _log_components(name, results, columns)
+        return [result.reward for result in results]
+
+    return rewards
+
+
+def completion_text(completion: Any) -> str:
+    """Return the text of a completion: of chat messages the policy's last text, no tool's."""
+    if isinstance(completion, str):
+        return completion
+    return message_text([m for m in completion if m.get("role", "assistant") == "assistant"])
+
+
+def group_indices(prompts: Sequence[Any], samples: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the group of each completion: a new one begins where prompt or source change."""
+    keys = [
+        (prompt, *(sample.get(name) for name in _GROUP_FIELDS))
+        for prompt, sample in zip(prompts, samples, strict=True)
+    ]
+    _check_complete([repr((message_text(prompt), *fields)) for prompt, *fields in keys])
+    groups: list[int] = []
+    for index, key in enumerate(keys):
+        is_new = index > 0 and key != keys[index - 1]
+        groups.append(groups[-1] + is_new if groups else 0)
+    return groups
+
+
+def _check_complete(keys: list[str]) -> None:
+    """Raise UserError, in all processes, if one of them has a part of a group.
+
+    keys: of this process's completions. The completions of all processes follow each other, so
+    the shortest run of equal keys over all is the size of a group.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    gathered: list[list[str]] = [[] for _ in range(distributed.get_world_size())]
+    distributed.all_gather_object(gathered, keys)
+    size = min(len(list(run)) for _, run in groupby(chain.from_iterable(gathered)))
+    for process_keys in gathered:
+        if len(process_keys) % size:
+            raise UserError(
+                f"per_device_train_batch_size: a process has {len(process_keys)} completions, and "
+                f"a group {size}. A rule of groups needs all of a group in one process. Set a "
+                "multiple of num_generations"
+            )
+
+
+def _log_components(
+    name: str, results: Sequence[RewardResult], functions: Mapping[str, Any]
+) -> None:
+    """Give the components of a call to the functions `log_metric` and `log_extra` of TRL.
+
+    TRL takes the mean of all values of a metric, in all processes. A value that is missing is
+    not logged there; in the table of completions it is None.
+    """
+    missing = [result.reason for result in results if result.reward is None]
+    if missing:
+        log.warning(
+            "%s: %d of %d completions have no reward: %s",
+            name,
+            len(missing),
+            len(results),
+            missing[0],
+        )
+    log_metric, log_extra = functions.get("log_metric"), functions.get("log_extra")
+    columns = component_columns(results)
+    if log_metric is not None:
+        for result in results:
+            log_metric(f"{name}/coverage", float(result.reward is not None))
+        for column, values in columns.items():
+            for value in values:
+                log_metric(f"{name}/coverage/{column}", float(value is not None))
+                if value is not None:
+                    log_metric(f"{name}/{column}", value)
+    if log_extra is not None:
+        for column, values in columns.items():
+            log_extra(f"{name}/{column}", values)
+        log_extra(f"{name}/reason", [result.reason for result in results])
 
 
 def rows_of_columns(columns: Mapping[str, Any], num_rows: int) -> list[dict[str, Any]]:

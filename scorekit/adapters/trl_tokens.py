@@ -67,11 +67,16 @@ class SpanRewards:
 
         tokenizer: the policy's. weight: of the token rewards. stop_ids: ids that end a completion
         and are no part of its text; None: the tokenizer's EOS. name: the name in TRL's log.
-        settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>. For the other arguments see
-        `scorekit.credit.assign_credit`.
+        settings: those of RewardSettings (no definition), or SCOREKIT_REWARD_<NAME>. For the other
+        arguments see `scorekit.credit.assign_credit`.
         Raises UserError if a setting is wrong.
         """
         self._settings = reward_settings(**(settings if url is None else {"url": url, **settings}))
+        if self._settings.definition is not None:
+            raise UserError(
+                "definition: SpanRewards needs the url of one service with error spans. Give the "
+                "definition to a reward_function beside it"
+            )
         rewards_for(self._settings)  # raises now if a pattern is wrong
         if not math.isfinite(weight):
             raise UserError(f"weight: {weight} is not finite. Set a number")

@@ -74,7 +74,6 @@ class ScoringClient:
             self._endpoints,
             resolve_api_key(api_key),
             timeout_s=timeout_s,
-            deadline_s=deadline_s,
             max_in_flight=max_in_flight,
             pin_model=pin_model,
             retry_samples=retry_samples,
@@ -143,13 +142,15 @@ class ScoringClient:
         *,
         priority: Priority = "interactive",
         batch_size: int | None = None,
+        deadline_s: float | None = None,
         on_progress: Callable[[int], None] | None = None,
         on_result: Callable[[int, Result], None] | None = None,
     ) -> list[Result]:
         """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
 
-        Equal samples are sent once. `on_progress` gets the number of samples answered since its
-        last call. `on_result` gets each index and result once, as soon as it arrives.
+        Equal samples are sent once. deadline_s: None: the client's. `on_progress` gets the number
+        of samples answered since its last call. `on_result` gets each index and result once, as
+        soon as it arrives.
 
         Raises RequestError if a request was refused for good, ServiceUnreachable if no URL
         answered within the deadline.
@@ -166,7 +167,7 @@ class ScoringClient:
                 on_result(index, result)
 
         results.update(distinct.failed)
-        call = Call(info, dict(options or {}), priority, distinct)
+        call = Call(info, dict(options or {}), priority, distinct, deadline_s or self.deadline_s)
         cached = await self._cached(call)
 
         def deliver(answers: Iterable[tuple[int, Result]]) -> None:
@@ -206,7 +207,7 @@ class ScoringClient:
         distinct = UniqueSamples(samples, max_samples_bytes(info), options)
         for failure in distinct.failed:
             yield failure
-        call = Call(info, dict(options or {}), priority, distinct)
+        call = Call(info, dict(options or {}), priority, distinct, self.deadline_s)
         for part in split_batches(list(enumerate(distinct.bodies)), info, self.batch_size):
             async with self._exchange.slots:
                 with self._exchange.outage_log.trying():

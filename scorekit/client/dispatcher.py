@@ -50,6 +50,7 @@ class Call:
     """State that all requests of one call share.
 
     info: the service when the call began.
+    deadline_s: of each request with its retries.
     keys: of the client-side cache; empty: it is not used.
     """
 
@@ -57,6 +58,7 @@ class Call:
     options: dict[str, Any]
     priority: Priority
     distinct: UniqueSamples
+    deadline_s: float
     keys: list[bytes] = field(default_factory=list)
 
 
@@ -72,7 +74,7 @@ class _Request:
 class RequestDispatcher:
     """Sends the requests of one client.
 
-    timeout_s, deadline_s, max_in_flight, pin_model, retry_samples: as ScoringClient's.
+    timeout_s, max_in_flight, pin_model, retry_samples: as ScoringClient's.
     """
 
     def __init__(
@@ -81,14 +83,12 @@ class RequestDispatcher:
         key: str | None,
         *,
         timeout_s: float,
-        deadline_s: float,
         max_in_flight: int,
         pin_model: bool,
         retry_samples: bool,
     ) -> None:
         self._endpoints = endpoints
         self._timeout_s = timeout_s
-        self._deadline_s = deadline_s
         self._pin_model = pin_model
         self._retry_samples = retry_samples
         self._http = httpx.AsyncClient(
@@ -126,7 +126,7 @@ class RequestDispatcher:
         answered within the deadline.
         """
         once = self._stream_once if stream else self._score_once
-        request = _Request(call, once, Deadline(self._deadline_s))
+        request = _Request(call, once, Deadline(call.deadline_s))
         sending = Sending(partial(self._try, request), call.options, request.deadline)
         return self._bisection.answers(samples, sending)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from scorekit.client import ScoringClient
 from scorekit.client.deduplication import failure
 from scorekit.client.transport import is_retryable
 from scorekit.errors import ModelChanged, RequestError, ServiceUnreachable
-from scorekit.net.tasks import cancel_all
+from scorekit.net.retry import Deadline
+from scorekit.net.tasks import cancel_all, gather_or_cancel
 from scorekit.schemas import Failed, Info, Result
 
 log = logging.getLogger(__name__)
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 _GATHER_S = 0.005
 #: Requests that may be spent to find the samples for which a request fails.
 _MAX_SPLITS = 32
+#: Least seconds of a request.
+_SHORTEST_S = 0.05
 #: Statuses that no sample causes: a wrong URL or key.
 _CONFIG_STATUS = frozenset({401, 403, 404, 405, 415})
 
@@ -40,6 +44,9 @@ class BatchedService:
     options: of every request. check: raises UserError if the service does not fit; called with its
     /v1/info until it passes once.
 
+    shared_s: seconds for a request of several samples with its retries. Then each sample without an
+    answer is requested alone, in the time that the client's deadline leaves.
+
     A request that fails for some of its samples is split until these are alone, so that no caller
     loses a reward to another caller's text. Use it in one event loop.
     """
@@ -52,7 +59,9 @@ class BatchedService:
         *,
         batch_size: int,
         max_in_flight: int,
+        shared_s: float,
     ) -> None:
+        self._shared_s = shared_s
         self._client, self._options, self._check = client, dict(options), check
         self._batch_size = batch_size
         self._slots = asyncio.Semaphore(max_in_flight)
@@ -69,8 +78,12 @@ class BatchedService:
             entry.future.cancel()
         await self._client.close()
 
-    async def check(self) -> Info:
-        """Return /v1/info, checked. Raises UserError, ServiceUnreachable, RequestError."""
+    async def check(self, wait_s: float | None = None) -> Info:
+        """Return /v1/info, checked. Raises UserError, ServiceUnreachable, RequestError.
+
+        wait_s: seconds to wait until all URLs are ready; None: they are not asked."""
+        if wait_s is not None:
+            await self._client.wait_ready(wait_s)
         info = await self._client.limits()
         if not self._is_checked:
             self._check(info)
@@ -122,7 +135,7 @@ class BatchedService:
         """Set the result of each entry, or the error that concerns all."""
         try:
             await self.check()
-            await self._score(batch, [_MAX_SPLITS])
+            await self._score(batch, [_MAX_SPLITS], Deadline(self._client.deadline_s))
         except asyncio.CancelledError:
             for entry in batch:
                 entry.future.cancel()
@@ -137,14 +150,20 @@ class BatchedService:
                 else:
                     entry.future.set_exception(error)
 
-    async def _score(self, batch: list[_Entry], splits_left: list[int]) -> None:
-        """Score entries, in halves where a request fails for a reason that a sample may cause."""
+    async def _score(self, batch: list[_Entry], splits_left: list[int], deadline: Deadline) -> None:
+        """Score entries, in halves where a request fails for a reason that a sample may cause.
+
+        If entries have failed for the moment at the end of the time that they share, each is
+        requested alone, all at once."""
         batch = [entry for entry in batch if not entry.future.done()]
         if not batch:
             return
         bodies = [entry.body for entry in batch]
+        limit_s = min(deadline.remaining_s(), self._shared_s if len(batch) > 1 else math.inf)
         try:
-            results: Sequence[Result] = await self._client.score(bodies, self._options)
+            results: Sequence[Result] = await self._client.score(
+                bodies, self._options, deadline_s=max(limit_s, _SHORTEST_S)
+            )
         except ModelChanged:
             raise
         except (RequestError, ServiceUnreachable) as error:
@@ -155,19 +174,25 @@ class BatchedService:
             else:
                 splits_left[0] -= 2
                 middle = len(batch) // 2
-                await self._score(batch[:middle], splits_left)
-                await self._score(batch[middle:], splits_left)
+                await self._score(batch[:middle], splits_left, deadline)
+                await self._score(batch[middle:], splits_left, deadline)
                 return
+        may_retry = len(batch) > 1 and deadline.remaining_s() > _SHORTEST_S
+        alone = []
         for entry, result in zip(batch, results, strict=True):
-            if not entry.future.done():
+            if may_retry and isinstance(result, Failed) and result.error.retryable:
+                alone.append(entry)
+            elif not entry.future.done():
                 entry.future.set_result(result)
+        await gather_or_cancel(self._score([entry], splits_left, deadline) for entry in alone)
 
 
 def _cancel_unwanted(
     request: asyncio.Task[None], batch: Sequence[_Entry], _: asyncio.Future[Result]
 ) -> None:
-    """Cancel a request if all its callers have given up."""
-    if all(entry.future.cancelled() for entry in batch):
+    """Cancel a request if nobody waits for an answer that it lacks."""
+    futures = [entry.future for entry in batch]
+    if all(future.done() for future in futures) and any(future.cancelled() for future in futures):
         request.cancel()
 
 

@@ -86,6 +86,7 @@ class CompositeReward:
             partial(checks, definition, names),
             batch_size=definition.batch_size,
             max_in_flight=definition.max_in_flight,
+            shared_s=definition.timeout_s,
         )
 
     async def __aenter__(self) -> CompositeReward:
@@ -99,15 +100,19 @@ class CompositeReward:
         for service in self._services.values():
             await service.close()
 
-    async def check(self) -> dict[str, Info]:
+    async def check(self, *, wait_s: float | None = None) -> dict[str, Info]:
         """Ask every service what it is, before a run starts; return the answers by component.
+
+        wait_s: seconds to wait first until all services are ready; None: nothing waits for that.
 
         Raises UserError if a service does not fit the definition, ServiceUnreachable if it does not
         answer within the deadline, RequestError if it refuses the key.
         """
+        waiting = None if wait_s is None else Deadline(wait_s)
         infos: dict[str, Info] = {}
         for key, service in self._services.items():
-            infos |= dict.fromkeys(self._names_by_request[key], await service.check())
+            info = await service.check(None if waiting is None else waiting.remaining_s())
+            infos |= dict.fromkeys(self._names_by_request[key], info)
         return infos
 
     async def score_group(
@@ -168,9 +173,9 @@ class SyncCompositeReward(ForkSafeClient[CompositeReward]):
             CompositeReward.close,
         )
 
-    def check(self) -> dict[str, Info]:
+    def check(self, *, wait_s: float | None = None) -> dict[str, Info]:
         """See CompositeReward.check."""
-        return self.run(lambda reward: reward.check())
+        return self.run(lambda reward: reward.check(wait_s=wait_s))
 
     def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[RewardResult]:
         """See CompositeReward.score."""

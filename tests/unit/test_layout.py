@@ -215,6 +215,23 @@ def test_the_contract_half_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
+#: What runs in another project's trainer: with nothing that its environment may lack or pin.
+IN_TRAINERS = (
+    "scorekit.client",
+    "scorekit.rewards",
+    "scorekit.credit",
+    *(f"scorekit.adapters.{name}" for name in ("rewards", "composite", "trl", "verl", "openrlhf")),
+)
+
+
+@pytest.mark.parametrize("module", IN_TRAINERS)
+def test_what_runs_in_a_trainer_imports_nothing_of_it(module):
+    heavy = (*HEAVY, "numpy", "openai")
+    code = f"import {module}, sys\nprint([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize(
     ("face", "names"),
     [

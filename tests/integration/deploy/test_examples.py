@@ -159,6 +159,46 @@ def test_trl_takes_two_steps_by_the_services_rewards(services, tmp_path):
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def _definition(folder, services):
+    """Return the path of examples/reward.yaml with the URLs of the tests' services."""
+    text = (EXAMPLES / "reward.yaml").read_text(encoding="utf-8")
+    for url, name in (("http://127.0.0.1:8001", "METRICX"), ("http://127.0.0.1:8002", "XCOMET")):
+        assert text.count(url) == 1
+        text = text.replace(url, services[f"{name}_URL"])
+    path = folder / "reward.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.slow
+def test_trl_takes_two_steps_by_a_reward_definition(services, tmp_path):
+    flags = ("--steps", "2", "--sources", "2", "--samples", "4", "--output", str(tmp_path))
+    result = _train("--definition", _definition(tmp_path, services), *flags, env=services)
+    assert result.returncode == 0, result.stderr
+    state = json.loads((tmp_path / "trainer_state.json").read_text())
+    assert state["global_step"] == 2
+    for step in state["log_history"][:2]:
+        assert step["composite/coverage"] == 1 and step["grad_norm"] > 0
+        metricx, xcomet, repetition = (
+            step[f"composite/component/{name}"] for name in ("metricx", "xcomet", "repetition")
+        )
+        assert step["composite/gate_closed/copy"] == 0
+        total = 5 - metricx + 10 * xcomet - 5 * repetition
+        assert step["reward"] == pytest.approx(total, abs=1e-3)
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_a_service_that_does_not_fit_the_definition_is_told_before_weights_load(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with running_service(FakeBackend("xcomet")) as url:
+        urls = {"METRICX_URL": url, "XCOMET_URL": url}
+        flags = ("--policy", "/nowhere", "--definition", _definition(tmp_path, urls))
+        result = _train(*flags, env=environment)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: components.metricx: higher values of `score` are")
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_trl_takes_two_steps_with_token_advantages(services, tmp_path):
     flags = ("--steps", "2", "--sources", "2", "--samples", "4", "--output", str(tmp_path))

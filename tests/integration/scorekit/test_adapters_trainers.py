@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from itertools import cycle
 
 import httpx
 import pytest
@@ -132,15 +133,18 @@ def test_openrlhf_passes_over_a_few_refusals(metricx):
     assert reward["reward"] == [_reward("a", "가")]
 
 
-def test_openrlhf_with_two_urls_asks_the_second_for_nothing(metricx):
-    with _served(metricx) as (first_url, _), _served(metricx) as (second_url, second):
-        urls = [f"{first_url}/get_reward", f"{second_url}/get_reward"]
-        reward = openrlhf_reward(urls, PROMPT + "가", PROMPT, "a")
-    assert reward["reward"] == [_reward("a", "가")] and len(second.requests) == 1
+def test_openrlhf_with_two_urls_asks_them_in_turn(metricx):
+    with _served(metricx) as (first_url, first), _served(metricx) as (second_url, second):
+        urls = cycle([f"{first_url}/get_reward", f"{second_url}/get_reward"])
+        for _ in range(2):
+            reward = openrlhf_reward(urls, PROMPT + "가", PROMPT, "a")
+            assert reward["reward"] == [_reward("a", "가")]
+        assert len(first.requests) == len(second.requests) == 1
     dead = f"http://127.0.0.1:{free_port()}/get_reward"
     with _served(metricx) as (first_url, _):
-        reward = openrlhf_reward([f"{first_url}/get_reward", dead], PROMPT + "가", PROMPT, "a")
-    assert reward["reward"] is None  # one URL that is down costs every sample its reward
+        urls = cycle([f"{first_url}/get_reward", dead])
+        rewards = [openrlhf_reward(urls, PROMPT + "가", PROMPT, "a")["reward"] for _ in range(2)]
+    assert rewards == [[_reward("a", "가")], None]
 
 
 # -- slime ----------------------------------------------------------------------------------------

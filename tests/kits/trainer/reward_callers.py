@@ -7,7 +7,7 @@ Pauses between tries are left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import httpx
@@ -16,43 +16,27 @@ OPENRLHF_TRIES, OPENRLHF_TIMEOUT_S = 5, 180.0
 SLIME_TRIES, SLIME_TIMEOUT_S = 10, 120.0
 
 
-def openrlhf_reward(urls: Sequence[str], query: str, prompt: str, label: Any) -> dict[str, Any]:
-    """Return the reward fields of a rollout of OpenRLHF 0.11, one sample per call.
+def openrlhf_reward(urls: Iterable[str], query: str, prompt: str, label: Any) -> dict[str, Any]:
+    """Return the reward fields of a rollout of OpenRLHF 0.11.2, one sample per call.
 
-    The batch of one is split over all URLs: the first gets the sample, the others get empty lists,
-    and all must answer. The first answer counts. After a failure the fields stay as they were.
+    urls: the next one gets the sample; the trainer cycles through its URLs. After a failure the
+    fields stay as they were.
     """
-    fields: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {}}
-    size = -(-1 // len(urls))
-    payloads = []
-    for index in range(len(urls)):
-        part = slice(index * size, (index + 1) * size)
-        payloads.append(
-            {"query": [query][part], "prompts": [prompt][part], "labels": [label][part]}
-        )
-
-    async def post(url: str, payload: dict[str, Any]) -> Any:
-        for _ in range(OPENRLHF_TRIES):
-            try:
-                async with httpx.AsyncClient(timeout=OPENRLHF_TIMEOUT_S) as client:
-                    response = await client.post(url, json=payload)
-                    return response.raise_for_status().json()
-            except (httpx.HTTPError, ValueError):
-                continue
-        raise RuntimeError("no answer of the remote reward model")
-
-    async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*map(post, urls, payloads))
-
-    try:
-        (answer, *_) = asyncio.run(all_of_them())
-    except RuntimeError:
-        return fields
-    return {
-        "reward": answer.get("rewards"),
-        "scores": answer.get("scores") or answer.get("rewards"),
-        "extra_logs": answer.get("extra_logs") or {},
-    }
+    url = next(iter(urls))
+    payload = {"query": [query], "prompts": [prompt], "labels": [label]}
+    for _ in range(OPENRLHF_TRIES):
+        try:
+            response = httpx.post(url, json=payload, timeout=OPENRLHF_TIMEOUT_S)
+            answer = response.raise_for_status().json()
+        except (httpx.HTTPError, ValueError):
+            continue
+        scores = answer.get("scores")
+        return {
+            "reward": answer.get("rewards"),
+            "scores": answer.get("rewards") if scores is None else scores,
+            "extra_logs": answer.get("extra_logs") or {},
+        }
+    return {"reward": None, "scores": None, "extra_logs": {}}
 
 
 def slime_remote_rm(url: str, prompt: Any, response: str, label: Any) -> Any:

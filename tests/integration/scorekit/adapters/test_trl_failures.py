@@ -19,7 +19,7 @@ from scorekit.server.http.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import PATIENCE_S, free_port, running_app, running_service
 from tests.kits.trainer.runs import byte_level_tokenizer
-from tests.kits.trainer.trl_tokens import (
+from tests.kits.trainer.trl.runs import (
     IMPATIENT,
     MarkingBackend,
     make_trainer,

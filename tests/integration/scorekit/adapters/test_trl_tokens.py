@@ -16,7 +16,7 @@ from scorekit.schemas import ErrorSpan, TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import running_service
 from tests.kits.trainer.runs import rollout
-from tests.kits.trainer.trl_tokens import MarkingBackend, make_trainer, reward_funcs
+from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer, reward_funcs
 from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.rollout import action_masks, rollout_logprobs
@@ -146,7 +146,7 @@ def test_an_update_is_that_of_our_trainer(
 
 def test_two_processes_normalize_over_the_batch_of_both(metricx, marking, tmp_path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    module = ["-m", "tests.kits.trainer.ranks.trl_tokens", str(tmp_path), metricx, marking]
+    module = ["-m", "tests.kits.trainer.trl.rank_tokens", str(tmp_path), metricx, marking]
     done = subprocess.run([*command, *module], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))

@@ -114,7 +114,7 @@ def test_the_flags_of_the_adapter_s_server():
         check=True,
         env=_environment() | {"COLUMNS": "200"},
     )
-    assert len(commands) == 2  # OpenRLHF's and slime's
+    assert len(commands) == 3  # OpenRLHF's, with a definition, and slime's
     for command in commands:
         for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):
             assert flag in help_output.stdout

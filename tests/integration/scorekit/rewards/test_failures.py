@@ -141,6 +141,19 @@ def test_a_text_for_which_the_request_is_refused_spares_its_siblings(status):
         assert len(wrapped.request_sizes) == 1 + 2 * 5  # halves of 32
 
 
+@pytest.mark.parametrize("failure", ["429", "503", "cut", "hang"])
+def test_a_text_for_which_requests_fail_until_the_end_spares_its_siblings(flaky, failure):
+    """Samples that share a request with it are requested alone before the deadline."""
+    mts = [f"{failure} {index}" for index in range(6)]
+    flaky.recover()
+    flaky.mood = lambda path, body: failure if path == "/v1/score" and "bad" in body else None
+    with SyncCompositeReward(definition(flaky.url, 3.0, timeout_s=0.5)) as reward:
+        results = reward.score(texts(*mts, f"bad {failure}"))
+    flaky.recover()
+    assert [result.reward for result in results] == [*map(fake, mts), None]
+    assert results[-1].is_transient
+
+
 def test_a_service_that_refuses_every_request_is_not_asked_without_end():
     answer = 422, b'{"error": {"type": "invalid_request", "message": "no", "retryable": false}}'
     with service_behind(lambda app: Wrapped(app, lambda mts: answer)) as (wrapped, url):

@@ -15,7 +15,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Outcome
 from scorekit.server.fake import FakeBackend, fake_score
 
-DEMO = Path(__file__).parents[3] / "demo"
+DEMO = Path(__file__).parents[4] / "demo"
 #: Settings of a client that gives up within seconds.
 IMPATIENT = {"timeout_s": 1.0, "deadline_s": 2.0}
 
@@ -53,15 +53,18 @@ def make_trainer(
     reward_funcs: list[Any],
     arguments: dict[str, Any] | None = None,
     num_rows: int = 4,
+    has_tokens: bool = True,
     **options: Any,
 ) -> Any:
     """Return a TokenGRPOTrainer of the demo's policy in float32 on the CPU.
 
-    arguments: of GRPOConfig. options: of the trainer.
+    arguments: of GRPOConfig. has_tokens: if False, return TRL's own GRPOTrainer. options: of the
+    trainer.
     """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     from scorekit.adapters.trl_tokens import TokenGRPOTrainer
 
@@ -85,7 +88,7 @@ def make_trainer(
     }
     config = GRPOConfig(output_dir=str(folder), **(values | (arguments or {})))
     policy = str(DEMO / "models/policy")
-    return TokenGRPOTrainer(
+    return (TokenGRPOTrainer if has_tokens else GRPOTrainer)(
         model=AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
         reward_funcs=reward_funcs,
         args=config,

@@ -1,6 +1,6 @@
 """Takes a step of TRL's trainer with token advantages in several processes, and writes the batch.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.trl_tokens OUT METRICX_URL XCOMET_URL
+torchrun --nproc_per_node 2 -m tests.kits.trainer.trl.rank_tokens OUT METRICX_URL XCOMET_URL
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.kits.trainer.trl_tokens import make_trainer, reward_funcs
+from tests.kits.trainer.trl.runs import make_trainer, reward_funcs
 
 
 def main(folder: Path, metricx_url: str, xcomet_url: str) -> None:

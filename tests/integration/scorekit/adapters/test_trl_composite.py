@@ -1,0 +1,303 @@
+"""Test composite rewards in TRL's own trainers, also while a service fails for some texts."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+from scorekit.adapters.trl import reward_function
+from scorekit.adapters.trl_tokens import SpanRewards
+from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.schemas import TranslationSample
+from scorekit.server.fake import FakeBackend, fake_score
+from testing.servers import free_port, running_service
+from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer
+from tests.kits.trainer.trl.sick_services import FAILURES, is_bad, sick_service
+
+
+@pytest.fixture(scope="module")
+def metricx():
+    with running_service(FakeBackend("metricx")) as url:
+        yield url
+
+
+def definition(metricx, xcomet, **keys):
+    """Return a definition of two services, a rule, and a rule that is only reported."""
+    return {
+        "components": {
+            "metricx": {"service": metricx, "offset": 5.0, "scale": -1.0},
+            "xcomet": {"service": xcomet, "weight": 10.0},
+            "copy": {"rule": "copy", "weight": -1.0},
+            "chrf": {"rule": "chrf", "weight": 0.0},
+        },
+        "timeout_s": 1.0,
+        "deadline_s": 3.0,
+        **keys,
+    }
+
+
+def expected_reward(src, mt):
+    sample = TranslationSample(src=src, mt=mt)
+    return 5.0 - fake_score(sample, 25.0) + 10.0 * fake_score(sample, 1.0)
+
+
+def call(function, mts, src="s", **columns):
+    """Call a reward function as TRL does; return the rewards, the metrics and the table."""
+    metrics, table = {}, {}
+    columns = {"src": [src] * len(mts)} | columns
+    rewards = function(
+        prompts=["p"] * len(mts),
+        completions=mts,
+        completion_ids=[[1]] * len(mts),
+        trainer_state=object(),
+        log_metric=lambda name, value: metrics.setdefault(name, []).append(value),
+        log_extra=table.__setitem__,
+        **columns,
+    )
+    return rewards, {name: sum(v) / len(v) for name, v in metrics.items()}, table
+
+
+# -- TRL's trainer --------------------------------------------------------------------------------
+
+
+def record_rewards(trainer):
+    """Return the list that gets the tensor of rewards of each call."""
+    calls, calculate = [], trainer._calculate_rewards
+
+    def recording(*args, **kwargs):
+        calls.append(calculate(*args, **kwargs))
+        return calls[-1]
+
+    trainer._calculate_rewards = recording
+    return calls
+
+
+@pytest.mark.parametrize("failure", ["", *FAILURES])
+def test_a_run_of_trl_goes_on_without_the_texts_that_a_service_cannot_score(
+    metricx, failure, tmp_path
+):
+    arguments = {"max_completion_length": 8, "log_completions": True}
+    with sick_service(failure) as (backend, url):
+        function = reward_function(definition=definition(metricx, url), src_key="src", name="sum")
+        trainer = make_trainer(tmp_path, [function], arguments, has_tokens=False)
+        (tmp_path / "completions").mkdir(exist_ok=True)
+        calls = record_rewards(trainer)
+        trainer.train()
+    (rewards,) = calls
+    (path,) = (tmp_path / "completions").glob("*.parquet")
+    table = pd.read_parquet(path)
+    assert trainer.state.global_step == 1 and len(table) == len(rewards) == 16
+    is_scored = []
+    for index, row in table.iterrows():
+        src, mt = row["prompt"][0]["content"], row["completion"][0]["content"].strip()
+        sample = TranslationSample(src=src, mt=mt)
+        is_scored.append(not (failure and is_bad(sample)))
+        reward, xcomet = rewards[index, 0].item(), row["sum/component/xcomet"]
+        assert row["sum/component/metricx"] == fake_score(sample, 25.0)
+        if is_scored[-1]:
+            # All penalties of the rule `copy` stand in the table, too.
+            copied = row["sum/component/copy"]
+            assert reward == pytest.approx(expected_reward(src, mt) - copied, rel=1e-5)
+            assert xcomet == fake_score(sample, 1.0) and pd.isna(row["sum/reason"])
+        else:
+            assert math.isnan(reward) and math.isnan(xcomet)
+            assert row["sum/reason"].startswith("xcomet: ")
+    assert (0 < sum(is_scored) < 16) == bool(failure)
+    (line,) = (line for line in trainer.state.log_history if "loss" in line)
+    assert line["sum/coverage"] == line["sum/coverage/component/xcomet"] == sum(is_scored) / 16
+    assert line["sum/coverage/component/metricx"] == 1 and math.isfinite(line["loss"])
+    # A row without `ref` has no chrF: no number stands for it.
+    assert line["sum/coverage/component/chrf"] == 0 and "sum/component/chrf" not in line
+    present = table["sum/component/xcomet"].dropna()
+    assert line["sum/component/xcomet"] == pytest.approx(present.mean(), rel=1e-5)
+    assert max(backend.scored.values()) == 1  # nothing is paid twice
+
+
+@pytest.mark.parametrize("failure", ["429", "503", "hang"])
+def test_a_service_that_answers_for_no_text_ends_the_call(metricx, failure):
+    with sick_service(failure, lambda sample: sample.mt != "good") as (_, url):
+        function = reward_function(definition=definition(metricx, url))
+        with pytest.raises(ServiceUnreachable, match="none of 2 samples has a reward: xcomet"):
+            call(function, ["a", "b"])
+        assert call(function, ["good"])[0] == [expected_reward("s", "good")]
+    unreachable = f"http://127.0.0.1:{free_port()}"
+    function = reward_function(definition=definition(metricx, unreachable, deadline_s=0.5))
+    with pytest.raises(ServiceUnreachable):
+        call(function, ["a"])
+
+
+def test_a_row_without_a_component_has_no_reward_and_the_others_have_one(metricx, caplog):
+    config = definition(metricx, metricx)
+    config["components"] = {
+        "metricx": config["components"]["metricx"],
+        "chrf": {"rule": "chrf", "weight": 1.0, "scale": 0.01},
+    }
+    function = reward_function(definition=config, name="mine")
+    rewards, metrics, table = call(function, ["a", "b", "nan"], ref=["a", None, "c"])
+    assert rewards == [pytest.approx(6.0 - fake_score(_sample("a"), 25.0)), None, None]
+    assert table["mine/component/chrf"] == [100.0, None, 0.0]
+    assert table["mine/component/metricx"][2] is None
+    assert table["mine/reason"][0] is None and table["mine/reason"][1].startswith("chrf: no_value")
+    assert metrics["mine/coverage"] == 1 / 3 and metrics["mine/coverage/component/chrf"] == 2 / 3
+    assert metrics["mine/component/chrf"] == 50.0
+    assert "mine: 2 of 3 completions have no reward: chrf: no_value" in caplog.text
+
+
+def _sample(mt):
+    return TranslationSample(src="s", mt=mt)
+
+
+def test_a_gate_and_a_refused_text_have_the_reward_of_the_definition(metricx):
+    config = definition(metricx, metricx, refused_text_reward={"overlong": -9.0})
+    config["components"] = {
+        "metricx": config["components"]["metricx"] | {"options": {"overlong": "error"}}
+    }
+    config["gates"] = {"copy": {"rule": "copy", "max_share": 0.5, "reward": -30.0}}
+    source = "a source that is copied letter by letter"
+    function = reward_function(definition=config, name="mine")
+    rewards, metrics, table = call(function, ["가", source, "word " * 600], src=source)
+    assert rewards == [pytest.approx(5.0 - fake_score(_of(source, "가"), 25.0)), -30.0, -9.0]
+    assert table["mine/gate_closed/copy"] == [0.0, 1.0, 0.0]
+    assert table["mine/reason"][1] == "gate copy: closed"
+    assert metrics["mine/coverage"] == 1 and metrics["mine/coverage/component/metricx"] == 2 / 3
+
+
+def _of(src, mt):
+    return TranslationSample(src=src, mt=mt)
+
+
+# -- what TRL passes ------------------------------------------------------------------------------
+
+
+def test_tools_and_extra_columns_of_trl(metricx):
+    """Only the policy's last text is scored, and a rule of the user's sees all columns."""
+    config = {
+        "components": {
+            "metricx": {"service": metricx, "offset": 5.0, "scale": -1.0},
+            "level": {"rule": f"{__name__}:level"},
+        }
+    }
+    turns = [
+        {"role": "assistant", "content": "가", "tool_calls": [{"name": "search"}]},
+        {"role": "tool", "content": "a result"},
+    ]
+    answers = [turns, [*turns, {"role": "assistant", "content": "나"}], [turns[1]]]
+    columns = {"level": [1.0, 2.0, 3.0], "environments": [object()] * 3}
+    for function, extra in (
+        (reward_function(definition=config), [1.0, 2.0, 3.0]),
+        (reward_function(metricx), [0.0] * 3),
+    ):
+        rewards = call(function, answers, **columns)[0]
+        expected = [5.0 - fake_score(_sample(mt), 25.0) for mt in ("가", "나", "")]
+        assert rewards == [pytest.approx(a + b) for a, b in zip(expected, extra, strict=True)]
+
+
+def level(sample):
+    return sample["level"]
+
+
+def sizes(samples):
+    return [float(len(samples)) for _ in samples]
+
+
+def test_groups_are_the_neighbours_with_equal_prompt_and_row():
+    config = {
+        "components": {"size": {"rule": f"{__name__}:sizes", "group": True}, "duplicates":
+        {"rule": "duplicates", "weight": 0}}
+    }  # fmt: skip
+    function = reward_function(definition=config)
+    chat = [{"role": "user", "content": "q"}]
+    rewards = function(
+        prompts=["p", "p", "p", "q", "q", chat, [dict(chat[0])], "p"],
+        completions=["가", "가", "나", "가", "나", "가", "나", "가"],
+        src=["s", "s", "t", "u", "u", "v", "v", "s"],
+        per_completion=list(range(8)),
+    )
+    assert rewards == [2.0, 2.0, 1.0, 2.0, 2.0, 2.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize(("batch_size", "is_split"), [(4, False), (2, True), (6, True)])
+def test_a_group_in_two_processes_is_a_mistake(tmp_path, batch_size, is_split):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    module = ["-m", "tests.kits.trainer.trl.rank_groups", str(tmp_path), str(batch_size)]
+    done = subprocess.run([*command, *module], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    outputs = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    message = f"per_device_train_batch_size: a process has {batch_size} completions, and a group 4."
+    for output in outputs:
+        if is_split:
+            assert len(output) == 1 and output[0].startswith(message)
+        else:
+            assert output == [4.0] * 4
+
+
+def test_a_rule_of_truncation_needs_a_column(metricx):
+    config = {"components": {"cut": {"rule": "truncated", "weight": -1.0}}}
+    function = reward_function(definition=config)
+    with pytest.raises(UserError, match=r"components\.cut: TRL passes no finish_reason\. Remove"):
+        call(function, ["a"])
+    assert call(function, ["a", "b"], finish_reason=["length", "stop"])[0] == [-1.0, 0.0]
+
+
+# -- settings, and token advantages ---------------------------------------------------------------
+
+
+def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
+    metricx, tmp_path, monkeypatch
+):
+    path = tmp_path / "reward.yaml"
+    path.write_text(f'components:\n  metricx: {{service: "{metricx}", offset: 5.0, scale: -1.0}}\n')
+    expected = [5.0 - fake_score(_sample("가"), 25.0)]
+    monkeypatch.setenv("SCOREKIT_REWARD_URL", "http://127.0.0.1:1")  # the argument goes first
+    for source in (path, str(path)):
+        assert call(reward_function(definition=source), ["가"])[0] == expected
+    monkeypatch.delenv("SCOREKIT_REWARD_URL")
+    monkeypatch.setenv("SCOREKIT_REWARD_DEFINITION", str(path))
+    assert call(reward_function(), ["가"])[0] == expected
+    assert call(reward_function(metricx, offset=4.0), ["가"])[0] == [expected[0] - 1]
+    spans = SpanRewards(metricx, tokenizer=None)
+    with pytest.raises(UserError, match="SpanRewards needs the url of one service"):
+        SpanRewards(tokenizer=None)
+    monkeypatch.delenv("SCOREKIT_REWARD_DEFINITION")
+    assert spans.credits == []
+    gone = {"components": {"own": {"rule": "no.such:thing"}}}
+    for settings, message in (
+        ({"definition": {"components": {}}}, "components"),
+        ({"definition": path, "url": metricx}, "url: has no effect beside definition"),
+        ({"definition": path, "offset": 1.0}, "offset: has no effect beside definition"),
+        ({"definition": tmp_path / "gone.yaml"}, "gone.yaml"),
+        ({"definition": gone}, "no.such"),
+    ):
+        with pytest.raises(UserError, match=message) as error_info:
+            reward_function(**settings)
+        assert "\n" not in str(error_info.value)
+    with pytest.raises(UserError, match="SpanRewards needs the url of one service"):
+        SpanRewards(tokenizer=None, definition=path)
+
+
+def test_a_definition_works_beside_span_rewards_in_a_run(metricx, tmp_path):
+    from transformers import AutoTokenizer
+
+    from tests.kits.trainer.trl.runs import DEMO
+
+    tokenizer = AutoTokenizer.from_pretrained(str(DEMO / "models/policy"))
+    with sick_service("429") as (_, url), running_service(MarkingBackend()) as marking:
+        function = reward_function(definition=definition(metricx, url), name="sum")
+        spans = SpanRewards(marking, tokenizer=tokenizer, name="spans")
+        trainer = make_trainer(
+            tmp_path, [function, spans], {"max_completion_length": 8, "max_steps": 2}
+        )
+        calls = record_rewards(trainer)
+        trainer.train()
+    assert trainer.state.global_step == len(calls) == 2
+    lines = [line for line in trainer.state.log_history if "coverage" in line]
+    for rewards, line in zip(calls, lines, strict=True):
+        is_scored = torch.isfinite(rewards).all(dim=1)
+        assert 0 < is_scored.sum() < 16 and not torch.isfinite(rewards[~is_scored]).any()
+        assert line["coverage"] == line["sum/coverage"] == is_scored.double().mean()
