@@ -21,7 +21,7 @@ from trainer.translation.rewards.components import (
     needed,
     services,
 )
-from trainer.translation.rewards.composite import CompositeScorer
+from trainer.translation.rewards.components.composite_scorer import CompositeScorer
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
 from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.translation.rewards.component import ScoreComponent, score_stat
-from trainer.translation.rewards.composite import Composed
+from trainer.translation.rewards.components.composite_scorer import Composed
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import COMPOSITE
 from trainer.translation.rewards.sample_reward import SampleReward
