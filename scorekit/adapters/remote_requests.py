@@ -1,4 +1,4 @@
-"""What OpenRLHF and slime send to a remote reward model, and the completion in it."""
+"""Read what OpenRLHF and slime send to a remote reward model."""
 
 from __future__ import annotations
 

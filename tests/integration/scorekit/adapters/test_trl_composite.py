@@ -149,8 +149,8 @@ def test_a_row_without_a_component_has_no_reward_and_the_others_have_one(metricx
     assert "mine: 2 of 3 completions have no reward: chrf: no_value" in caplog.text
 
 
-def _sample(mt):
-    return TranslationSample(src="s", mt=mt)
+def _sample(mt, src="s"):
+    return TranslationSample(src=src, mt=mt)
 
 
 def test_a_gate_and_a_refused_text_have_the_reward_of_the_definition(metricx):
@@ -162,14 +162,10 @@ def test_a_gate_and_a_refused_text_have_the_reward_of_the_definition(metricx):
     source = "a source that is copied letter by letter"
     function = reward_function(definition=config, name="mine")
     rewards, metrics, table = call(function, ["가", source, "word " * 600], src=source)
-    assert rewards == [pytest.approx(5.0 - fake_score(_of(source, "가"), 25.0)), -30.0, -9.0]
+    assert rewards == [pytest.approx(5.0 - fake_score(_sample("가", source), 25.0)), -30.0, -9.0]
     assert table["mine/gate_closed/copy"] == [0.0, 1.0, 0.0]
     assert table["mine/reason"][1] == "gate copy: closed"
     assert metrics["mine/coverage"] == 1 and metrics["mine/coverage/component/metricx"] == 2 / 3
-
-
-def _of(src, mt):
-    return TranslationSample(src=src, mt=mt)
 
 
 # -- what TRL passes ------------------------------------------------------------------------------
@@ -266,13 +262,13 @@ def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
         SpanRewards(tokenizer=None)
     monkeypatch.delenv("SCOREKIT_REWARD_DEFINITION")
     assert spans.credits == []
-    gone = {"components": {"own": {"rule": "no.such:thing"}}}
+    missing_rule = {"components": {"own": {"rule": "no.such:thing"}}}
     for settings, message in (
         ({"definition": {"components": {}}}, "components"),
         ({"definition": path, "url": metricx}, "url: has no effect beside definition"),
         ({"definition": path, "offset": 1.0}, "offset: has no effect beside definition"),
         ({"definition": tmp_path / "gone.yaml"}, "gone.yaml"),
-        ({"definition": gone}, "no.such"),
+        ({"definition": missing_rule}, "no.such"),
     ):
         with pytest.raises(UserError, match=message) as error_info:
             reward_function(**settings)
