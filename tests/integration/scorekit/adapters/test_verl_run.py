@@ -138,6 +138,10 @@ def checks(tmp_path_factory):
         "gone": _tokens(folder / "gone.yaml"),
     }.items():
         calls[name] = ["checked_plainly", {"overrides": overrides}]
+    calls["started"] = [
+        "started",
+        {"overrides": [*_tokens(plain), f"hydra.run.dir={folder / 'hydra'}"]},
+    ]
     return probe(folder, calls)
 
 
@@ -171,6 +175,12 @@ def test_a_config_without_our_code_or_without_positions_is_refused(checks, name,
 @pytest.mark.parametrize("name", [*GOOD, "entry_plain", "entry_composite", "example"])
 def test_what_is_documented_passes(checks, name):
     assert checks[name] == ""
+
+
+def test_every_process_of_verl_imports_our_estimator(checks):
+    assert checks["started"]["exit"] == "ray would start now"
+    modules = checks["started"]["variables"]["VERL_USE_EXTERNAL_MODULES"]
+    assert modules == "scorekit.adapters.verl_tokens"
 
 
 @pytest.mark.parametrize(
