@@ -111,6 +111,12 @@ def _tokens(path, *more, n=4, estimator="scorekit_tokens"):
     ]
 
 
+def _example_overrides():
+    text = (ROOT / "examples/verl/README.md").read_text(encoding="utf-8")
+    command = text.split("-m scorekit.adapters.verl_run")[1].split("```")[0]
+    return command.replace("\\\n", " ").split()
+
+
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verl")
@@ -140,7 +146,7 @@ def checks(tmp_path_factory):
         calls[name] = ["checked_plainly", {"overrides": overrides}]
     calls["started"] = [
         "started",
-        {"overrides": [*_tokens(plain), f"hydra.run.dir={folder / 'hydra'}"]},
+        {"overrides": [*_example_overrides(), f"hydra.run.dir={folder / 'hydra'}"]},
     ]
     return probe(folder, calls)
 
@@ -178,6 +184,7 @@ def test_what_is_documented_passes(checks, name):
 
 
 def test_every_process_of_verl_imports_our_estimator(checks):
+    """Run the example's command until it starts Ray."""
     assert checks["started"]["exit"] == "ray would start now"
     modules = checks["started"]["variables"]["VERL_USE_EXTERNAL_MODULES"]
     assert modules == "scorekit.adapters.verl_tokens"
