@@ -93,6 +93,8 @@ def results(tmp_path_factory):
                 {"texts": [TEXT], "span_component": "xcomet", **composite},
             ],
             "advantages": ["advantages", _BATCH],
+            "returned": ["advantages", _BATCH | {"estimator": "reinforce_plus_plus"}],
+            "summed": ["advantages", _BATCH | {"estimator": "grpo"}],
             "alone_grpo": [
                 "advantages",
                 {"rewards": [[0.0, 7.0]], "mask": [[1, 1]], "groups": ["q"], "estimator": "grpo"},
@@ -190,6 +192,15 @@ def test_advantages_keep_positions_and_center_groups(results):
     for row, expected in zip(results["advantages"], raw, strict=True):
         scaled = [0.0 if v is None else (v - mean) / (deviation + 1e-8) for v in expected]
         assert row == pytest.approx(scaled, abs=1e-6)
+
+
+def test_the_estimators_that_are_refused_lose_positions(results):
+    """Check grpo, which gives all tokens one advantage, and one that is allowed."""
+    for row, mask in zip(results["summed"], MASK, strict=True):
+        assert len({value for value, valid in zip(row, mask, strict=True) if valid}) == 1
+    first, _, third = results["returned"]
+    assert len(set(first[:3])) == 3 - 1 and first[1] < first[2]  # rewards to go: 2, 2, 3
+    assert third[0] < third[1]  # 2, 7
 
 
 def test_verl_s_grpo_gives_a_completion_that_is_alone_its_raw_reward(results):

@@ -111,6 +111,12 @@ def _tokens(path, *more, n=4, estimator="scorekit_tokens"):
     ]
 
 
+def _example_overrides():
+    text = (ROOT / "examples/verl/README.md").read_text(encoding="utf-8")
+    command = text.split("-m scorekit.adapters.verl_run")[1].split("```")[0]
+    return command.replace("\\\n", " ").split()
+
+
 @pytest.fixture(scope="module")
 def checks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verl")
@@ -138,6 +144,10 @@ def checks(tmp_path_factory):
         "gone": _tokens(folder / "gone.yaml"),
     }.items():
         calls[name] = ["checked_plainly", {"overrides": overrides}]
+    calls["started"] = [
+        "started",
+        {"overrides": [*_example_overrides(), f"hydra.run.dir={folder / 'hydra'}"]},
+    ]
     return probe(folder, calls)
 
 
@@ -171,6 +181,13 @@ def test_a_config_without_our_code_or_without_positions_is_refused(checks, name,
 @pytest.mark.parametrize("name", [*GOOD, "entry_plain", "entry_composite", "example"])
 def test_what_is_documented_passes(checks, name):
     assert checks[name] == ""
+
+
+def test_every_process_of_verl_imports_our_estimator(checks):
+    """Run the example's command until it starts Ray."""
+    assert checks["started"]["exit"] == "ray would start now"
+    modules = checks["started"]["variables"]["VERL_USE_EXTERNAL_MODULES"]
+    assert modules == "scorekit.adapters.verl_tokens"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import verl
 from hydra import compose, initialize_config_dir
@@ -31,6 +32,7 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from scorekit.adapters import verl_run
 from scorekit.adapters.verl_run import check_config
 from scorekit.adapters.verl_tokens import TokenRewardLoop
 
@@ -264,6 +266,21 @@ def checked_plainly(overrides: list[str]) -> str:
     """Check a config with nothing but overrides."""
     check_config(OmegaConf.to_container(verl_config(overrides), resolve=True))
     return ""
+
+
+def started(overrides: list[str]) -> Any:
+    """Return what the command hands to Ray for all of verl's processes."""
+    handed: dict[str, Any] = {}
+
+    def stop(**arguments: Any) -> None:
+        handed.update(arguments)
+        raise SystemExit("ray would start now")
+
+    ray.init, sys.argv = stop, ["verl_run", *overrides]
+    try:
+        verl_run.main()
+    except SystemExit as error:
+        return {"exit": str(error), "variables": handed["runtime_env"]["env_vars"]}
 
 
 def main() -> None:
