@@ -276,7 +276,7 @@ def started(overrides: list[str]) -> Any:
         handed.update(arguments)
         raise SystemExit("ray would start now")
 
-    ray.init, sys.argv = stop, ["verl_run", *overrides]
+    vars(ray)["init"], sys.argv = stop, ["verl_run", *overrides]
     try:
         verl_run.main()
     except SystemExit as error:
