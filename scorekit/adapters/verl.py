@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from scorekit.adapters.composite import definition_of
+from scorekit.adapters.composite import check_single_samples, definition_of
 from scorekit.adapters.rewards import (
     MAX_IN_FLIGHT,
     RewardSettings,
@@ -32,7 +32,7 @@ from scorekit.adapters.rewards import (
     reward_settings,
 )
 from scorekit.client import ScoringClient
-from scorekit.errors import TEXT_ERROR_TYPES, SampleError, UserError
+from scorekit.errors import TEXT_ERROR_TYPES, SampleError
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, raise_for_missing
 from scorekit.schemas import JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
@@ -116,14 +116,9 @@ class DefinitionRewards:
 
 
 def sample_definition(settings: RewardSettings) -> RewardDefinition:
-    """Return the settings' definition. Raises UserError if it needs the group of a sample."""
+    """Return the settings' definition. Raises UserError if it needs more than verl passes."""
     definition = definition_of(settings)
-    if definition.has_group_rules:
-        names = [name for name, rule in definition.components.items() if rule.is_group_rule]
-        raise UserError(
-            f"definition: components.{names[0]} compares the completions of a group, but verl asks "
-            "for the reward of one completion. Remove it"
-        )
+    check_single_samples(definition, "verl")
     return definition
 
 

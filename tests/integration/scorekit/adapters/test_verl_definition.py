@@ -101,7 +101,14 @@ def test_a_field_that_the_definition_needs_and_the_row_lacks_is_named(service):
     assert answer["score"] != fake("가") and 0 <= answer["score"] < 1
 
 
-def test_a_rule_of_groups_is_refused():
-    definition = {"components": {"new": {"rule": "duplicates", "weight": -1.0}}}
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("duplicates", "components.new: a rule of groups, but verl"),
+        ("truncated", "components.new: reads finish_reason, which verl does not send"),
+    ],
+)
+def test_a_rule_that_needs_more_than_verl_sends_is_refused(rule, message):
+    definition = {"components": {"new": {"rule": rule, "weight": -1.0}}}
     (error,) = _call(["가"], definition)
-    assert isinstance(error, UserError) and "components.new compares the completions" in str(error)
+    assert isinstance(error, UserError) and message in str(error)

@@ -52,7 +52,7 @@ ENTRIES = {
     ),
     "groups": (
         ENTRY | {"settings": {"definition": GROUPED}, "span_component": "new"},
-        "components.new compares the completions of a group",
+        "components.new: a rule of groups, but verl sends one completion",
     ),
 }
 FUNCTION_CASES = {
@@ -67,7 +67,7 @@ FUNCTION_CASES = {
     "setting": ([], {"settings": {"url": URL, "srckey": "s"}}, "srckey"),
     "url": ([], {"settings": {"url": "localhost:1"}}, "is not the URL of a service"),
     "both": ([], {"settings": {"definition": DEFINITION, "offset": 1.0}}, "offset: has no effect"),
-    "grouped": ([], {"settings": {"definition": GROUPED}}, "components.new compares"),
+    "grouped": ([], {"settings": {"definition": GROUPED}}, "components.new: a rule of groups"),
     "mistyped": ([], {"settings": {"definition": MISTYPED}}, "wheight"),
     "unloadable": ([], {"settings": {"definition": UNLOADABLE}}, "components.mine.rule"),
     "no_file": ([], {"settings": {"definition": "gone.yaml"}}, "gone.yaml"),

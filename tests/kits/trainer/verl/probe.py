@@ -276,7 +276,8 @@ def started(overrides: list[str]) -> Any:
         handed.update(arguments)
         raise SystemExit("ray would start now")
 
-    vars(ray)["init"], sys.argv = stop, ["verl_run", *overrides]
+    vars(ray)["init"] = stop
+    sys.argv = ["verl_run", *overrides]
     try:
         verl_run.main()
     except SystemExit as error:
