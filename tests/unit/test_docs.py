@@ -37,7 +37,7 @@ _ROOMS = (
 _PATH = re.compile(rf"(?<![\w/.:-])((?:{_ROOMS})/[\w./*-]*[\w/*])")
 _MODULE = re.compile(rf"(?<![\w/.@-])((?:{_ROOMS})(?:\.(?!py\b)\w+)+)")
 _SOURCE = re.compile(r"`([\w./-]+\.py)`")
-_LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"""\]\(([^)#\s]+)(?:#[^)\s]*)?(?: "[^"]*")?\)""")
 #: What CONTRIBUTING.md lets its reader make.
 _CREATED_BY_READER = {
     "trainer/translation/rewards/components/brevity.py",

@@ -10,6 +10,11 @@ import yaml
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from scorekit.rewards import SyncCompositeReward
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend
+from scorekit.server.http.settings import ServiceSettings
+from testing.flaky_server import FAULTS, FlakyServer
+from testing.servers import running_app, wait_ready
 from tests.kits.trainer.rewards import reward_services
 from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
@@ -129,6 +134,29 @@ def test_a_service_that_is_away_or_does_not_fit_is_one_line(services):
         RewardClient(RewardConfig(**ALONE, definition=wrong))
     with pytest.raises(UserError, match=r"no-such.yaml: cannot read the config"):
         RewardConfig(definition="no-such.yaml")
+
+
+@pytest.mark.parametrize("failure", FAULTS)
+def test_a_sick_service_gives_no_reward_and_recovers(services, failure):
+    flaky = FlakyServer(create_app(FakeBackend("xcomet"), ServiceSettings(cache="memory")))
+    with running_app(flaky) as url:
+        wait_ready(url)
+        parts = {
+            "metricx": {"service": services.urls["metricx_urls"], "offset": 5.0, "scale": -1.0},
+            "xcomet": {"service": url},
+        }
+        cfg = RewardConfig(
+            **ALONE, definition={"components": parts, "timeout_s": 1.0, "deadline_s": 2.0}
+        )
+        flaky.mood = lambda path, body: failure if path.endswith("score") else None
+        failed, other = rewards(cfg, (SRC, MT), (SRC, "열기"))
+        assert failed.r_seq is other.r_seq is None and failed.text_error is None
+        assert "xcomet: " in str(failed.service_error)
+        # A 500 without a type may be a text that ends its server: it is not asked for again.
+        assert failed.is_transient == (failure != "500")
+        flaky.recover()
+        scored, _ = rewards(cfg, (SRC, MT), (SRC, "열기"))
+    assert scored.r_seq is not None and scored.service_error is None
 
 
 def test_evaluations_without_the_cache_say_so_to_the_services(services):
