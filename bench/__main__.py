@@ -1,4 +1,4 @@
-"""`python -m bench [--quick]`: measure the numbers of the README, in one table, in 32 minutes."""
+"""`python -m bench [--quick]`: measure the numbers of the README, in one table, in 34 minutes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rich.console import Console
 from bench import offsets, ray_serve, reward_wait, scoring, serving, trl_step
 from bench.common import measure, parse_quick, table
 from bench.embeddings import service as embeddings
+from bench.rewards import __main__ as rewards
 from bench.search_step import __main__ as search_step
 from scorekit.command import run_command
 
@@ -16,6 +17,7 @@ def main() -> None:
     quick = parse_quick(__doc__)
     # Serving first: torch's threads, once there, would sit beside the load.
     measurements = measure("serving", quick, serving.questions)
+    measurements += measure("rewards", quick, rewards.questions)
     measurements += measure("ray_serve", quick, ray_serve.questions)
     measurements = measure("scoring", quick, scoring.questions) + measurements
     measurements += measure("embeddings", quick, embeddings.questions)
