@@ -57,6 +57,8 @@ def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float |
 
     Every component and gate has a column, whichever results have its value. None: no value.
     """
+    if not results:
+        return {}
     names = [
         *(f"component/{name}" for name in results[0].components),
         *(f"gate_closed/{name}" for name in results[0].gates),

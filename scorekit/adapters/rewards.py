@@ -110,7 +110,8 @@ def reward_settings(**values: Any) -> RewardSettings:
             "no scoring service: give url, or set SCOREKIT_REWARD_URL; or definition, or "
             "set SCOREKIT_REWARD_DEFINITION"
         )
-    values["url"] = tuple(urls.split(",") if isinstance(urls, str) else urls or ())
+    parts = urls.split(",") if isinstance(urls, str) else urls or ()
+    values["url"] = tuple(part.strip() for part in parts)
     values["definition"] = load_definition(definition) if definition else None
     try:
         settings = RewardSettings(**values)

@@ -31,7 +31,11 @@ _GROUP_FIELDS = ("src", "ref", "src_lang", "tgt_lang")
 
 
 def reward_function(
-    url: str | Sequence[str] | None = None, *, name: str = "translation_reward", **settings: Any
+    url: str | Sequence[str] | None = None,
+    *,
+    name: str = "translation_reward",
+    num_generations: int | None = None,
+    **settings: Any,
 ) -> RewardFunction:
     """Return a function that TRL calls with prompts, completions and the dataset's columns.
 
@@ -45,7 +49,8 @@ def reward_function(
     the reason where the reward is missing or lowered.
 
     Rules of groups see the consecutive completions with equal prompt, source, reference and
-    languages: two neighbouring equal rows of a dataset are one group. TRL 1.16 gives each process
+    languages: two neighbouring equal rows of a dataset are one group, unless `num_generations`
+    (the trainer's) says how large a group is. TRL 1.16 gives each process
     `per_device_train_batch_size * steps_per_generation` completions. If that is no multiple of
     `num_generations`, a process has a part of a group: the function then raises in all processes.
 
@@ -54,13 +59,25 @@ def reward_function(
     arguments = settings if url is None else {"url": url, **settings}
     resolved_settings = reward_settings(**arguments)
     is_composite = resolved_settings.definition is not None
-    make = _composite_function if is_composite else _service_function
-    rewards = make(resolved_settings, name)
+    if num_generations is not None:
+        _check_group_size(resolved_settings, num_generations)
+    if is_composite:
+        rewards = _composite_function(resolved_settings, name, num_generations)
+    else:
+        rewards = _service_function(resolved_settings)
     rewards.__name__ = rewards.__qualname__ = name
     return rewards
 
 
-def _service_function(settings: RewardSettings, name: str) -> RewardFunction:
+def _check_group_size(settings: RewardSettings, num_generations: int) -> None:
+    """Raise UserError if the size of a group is wrong or has no effect."""
+    if num_generations < 1:
+        raise UserError(f"num_generations: {num_generations}. Give the trainer's num_generations")
+    if settings.definition is None or not settings.definition.has_group_rules:
+        raise UserError("num_generations: has no effect without a rule of groups. Remove it")
+
+
+def _service_function(settings: RewardSettings) -> RewardFunction:
     rewards_for(settings)  # raises now if a pattern is wrong
 
     def rewards(
@@ -78,7 +95,9 @@ def _service_function(settings: RewardSettings, name: str) -> RewardFunction:
     return rewards
 
 
-def _composite_function(settings: RewardSettings, name: str) -> RewardFunction:
+def _composite_function(
+    settings: RewardSettings, name: str, num_generations: int | None
+) -> RewardFunction:
     definition = definition_of(settings)
     composite_rewards_for(settings)  # raises now if a pattern or a rule is wrong
     truncations = truncation_rules(definition)
@@ -88,7 +107,7 @@ def _composite_function(settings: RewardSettings, name: str) -> RewardFunction:
     ) -> list[float | None]:
         source = composite_rewards_for(settings)
         rows = rows_of_columns(columns, len(prompts))
-        if truncations and "finish_reason" not in rows[0]:
+        if truncations and rows and "finish_reason" not in rows[0]:
             raise UserError(
                 f"components.{truncations[0]}: TRL passes no finish_reason. Remove the rule, or "
                 "return finish_reason from a rollout_func"
@@ -97,7 +116,9 @@ def _composite_function(settings: RewardSettings, name: str) -> RewardFunction:
             source.samples.sample(row, message_text(prompt), completion_text(completion))
             for row, prompt, completion in zip(rows, prompts, completions, strict=True)
         ]
-        groups = group_indices(prompts, samples) if definition.has_group_rules else None
+        groups = None
+        if definition.has_group_rules:
+            groups = group_indices(prompts, samples, num_generations)
         results = source.score(samples, groups)
         _log_components(name, results, columns)
         return [result.reward for result in results]
@@ -112,17 +133,39 @@ def completion_text(completion: Any) -> str:
     return message_text([m for m in completion if m.get("role", "assistant") == "assistant"])
 
 
-def group_indices(prompts: Sequence[Any], samples: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the group of each completion: a new one begins where prompt or source change."""
+def group_indices(
+    prompts: Sequence[Any],
+    samples: Sequence[Mapping[str, Any]],
+    num_generations: int | None = None,
+) -> list[int]:
+    """Return the group of each completion: a new one begins where prompt or source change.
+
+    num_generations: the size of every group; None: as large as the run of equal rows.
+    Raises UserError if this process has a part of a group.
+    """
     keys = [
         (prompt, *(sample.get(name) for name in _GROUP_FIELDS))
         for prompt, sample in zip(prompts, samples, strict=True)
     ]
+    if num_generations is not None:
+        return _groups_of_size(keys, num_generations)
     _check_complete([repr((message_text(prompt), *fields)) for prompt, *fields in keys])
     groups: list[int] = []
     for index, key in enumerate(keys):
         is_new = index > 0 and key != keys[index - 1]
         groups.append(groups[-1] + is_new if groups else 0)
+    return groups
+
+
+def _groups_of_size(keys: Sequence[tuple[Any, ...]], size: int) -> list[int]:
+    groups = [index // size for index in range(len(keys))]
+    is_mixed = any(key != keys[group * size] for key, group in zip(keys, groups, strict=True))
+    if is_mixed or len(keys) % size:
+        raise UserError(
+            f"num_generations: {len(keys)} completions of this process are not groups of {size} "
+            "equal rows. Give the trainer's num_generations, and let "
+            "per_device_train_batch_size * steps_per_generation be a multiple of it"
+        )
     return groups
 
 
@@ -143,7 +186,8 @@ def _check_complete(keys: list[str]) -> None:
             raise UserError(
                 f"per_device_train_batch_size: a process has {len(process_keys)} completions, and "
                 f"a group {size}. A rule of groups needs all of a group in one process. Set a "
-                "multiple of num_generations"
+                "multiple of num_generations. If equal rows are neighbours, give reward_function "
+                "the trainer's num_generations, too"
             )
 
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.client import Sample, ScoringClient
-from scorekit.errors import TEXT_ERROR_TYPES, UserError
+from scorekit.errors import TEXT_ERROR_TYPES
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
+from scorekit.net.tasks import gather_or_cancel, run_in_daemon_thread
 from scorekit.rewards.batching import BatchedService
 from scorekit.rewards.definition import ComponentConfig, RewardDefinition, load_definition
 from scorekit.rewards.formula import compose, missing_component, refusing_gate
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.gates import load_gate, rule_result
 from scorekit.rewards.local_rules import LocalRule
 from scorekit.rewards.results import ComponentResult, GateResult, RewardResult
+from scorekit.rewards.samples import Fields, fields_of, group_indices, seconds_of_call
 from scorekit.rewards.services import (
     SHORTEST,
     checks,
@@ -30,10 +32,8 @@ from scorekit.rewards.services import (
     service_component,
 )
 from scorekit.schemas import Failed, Info, Result
-from scorekit.scorers import SampleForScoring
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
-Fields = dict[str, Any]
 
 
 class CompositeReward:
@@ -50,6 +50,7 @@ class CompositeReward:
 
     def __init__(self, source: Source, *, api_key: str | None = None) -> None:
         self.definition = load_definition(source)
+        self._is_closed = False
         components = self.definition.components
         self._rules = {
             name: LocalRule(f"components.{name}", config)
@@ -97,6 +98,7 @@ class CompositeReward:
 
     async def close(self) -> None:
         """Cancel what is in flight, and close the connections."""
+        self._is_closed = True
         for service in self._services.values():
             await service.close()
 
@@ -140,22 +142,12 @@ class CompositeReward:
         samples or services do not fit the definition, RequestError if a service refuses the key,
         ServiceUnreachable if another program answers, or another model than before (ModelChanged).
         """
-        fields = [_fields(index, sample) for index, sample in enumerate(samples)]
-        indices = self._group_indices(len(fields), groups)
-        call = _Call(self, fields, Deadline(deadline_s or self.definition.deadline_s))
-        return await call.results(indices)
-
-    def _group_indices(self, count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
-        if groups is None:
-            if self.definition.has_group_rules:
-                raise UserError("groups: required. The definition has a rule of groups")
-            return []
-        if len(groups) != count:
-            raise UserError(f"groups: {len(groups)} groups for {count} samples. Give one for each")
-        indices: dict[Hashable, list[int]] = {}
-        for index, group in enumerate(groups):
-            indices.setdefault(group, []).append(index)
-        return list(indices.values())
+        if self._is_closed:
+            raise RuntimeError("the composite reward is closed")
+        fields = fields_of(samples)
+        indices = group_indices(groups, len(fields), self.definition.has_group_rules)
+        seconds = seconds_of_call(deadline_s, self.definition.deadline_s)
+        return await _Call(self, fields, Deadline(seconds)).results(indices)
 
 
 class SyncCompositeReward(ForkSafeClient[CompositeReward]):
@@ -201,14 +193,14 @@ class _Call:
             for index, sample_gates in enumerate(gates)
             if refusing_gate(self._definition, sample_gates)
         }
-        rules = asyncio.ensure_future(self._in_thread(self._evaluate_rules, groups))
+        rules = asyncio.ensure_future(self._rule_components(groups))
         services = asyncio.ensure_future(self._service_components(refused))
         try:
             components = [await services, await rules]
         finally:
             for task in (rules, services):
                 task.cancel()
-        by_name = components[0] | (components[1] or {})
+        by_name = components[0] | components[1]
         missing = "no result before the deadline"
         return [
             compose(
@@ -228,7 +220,10 @@ class _Call:
         rules = self._reward._gates
 
         def evaluate() -> list[dict[str, GateResult]]:
-            return [{n: rule(sample) for n, rule in rules.items()} for sample in self._samples]
+            return [
+                {name: rule_result(rule, sample) for name, rule in rules.items()}
+                for sample in self._samples
+            ]
 
         if not rules:
             return [{} for _ in self._samples]
@@ -238,17 +233,35 @@ class _Call:
             return [dict.fromkeys(rules, unknown) for _ in self._samples]
         return results
 
-    async def _in_thread(self, function: Any, *args: Any) -> Any:
-        """Return the function's result, computed in a thread; None if the deadline passes first."""
+    async def _in_thread(self, function: Any, *args: Any, is_foreign: bool = False) -> Any:
+        """Return the function's result, computed in a thread; None if the deadline passes first.
+
+        is_foreign: whether it may hang, so that it must take no thread of other calls."""
+        run = run_in_daemon_thread if is_foreign else asyncio.to_thread
         try:
             async with asyncio.timeout(self._deadline.remaining_s()):
-                return await asyncio.to_thread(function, *args)
+                return await run(function, *args)
         except TimeoutError:
             return None
 
-    def _evaluate_rules(self, groups: list[list[int]]) -> dict[str, list[ComponentResult]]:
-        rules = self._reward._rules
-        return {name: rule.evaluate(self._samples, groups) for name, rule in rules.items()}
+    async def _rule_components(self, groups: list[list[int]]) -> dict[str, list[ComponentResult]]:
+        """Return the components of all local rules by name; those without a result are left out."""
+        by_kind: dict[bool, dict[str, LocalRule]] = {False: {}, True: {}}
+        for name, rule in self._reward._rules.items():
+            by_kind[rule.is_foreign][name] = rule
+
+        def evaluate(rules: dict[str, LocalRule]) -> dict[str, list[ComponentResult]]:
+            return {name: rule.evaluate(self._samples, groups) for name, rule in rules.items()}
+
+        parts = [
+            self._in_thread(evaluate, rules, is_foreign=is_foreign)
+            for is_foreign, rules in by_kind.items()
+            if rules
+        ]
+        merged: dict[str, list[ComponentResult]] = {}
+        for components in await gather_or_cancel(parts):
+            merged |= components or {}
+        return merged
 
     async def _service_components(self, refused: set[int]) -> dict[str, list[ComponentResult]]:
         """Return the components of all services by name. Samples in `refused` are not sent."""
@@ -280,7 +293,10 @@ class _Call:
                 outcomes[index] = f"the sample has no {field}"
             else:
                 bodies[index] = body
-        answers = await self._answers(key, list(bodies.values()))
+        limit_s = self._deadline.remaining_s()
+        if not any(config.weight for config in configs):  # nobody waits long for a mere report
+            limit_s = min(limit_s, self._definition.timeout_s)
+        answers = await self._answers(key, list(bodies.values()), limit_s)
         outcomes_by_index = dict(zip(bodies, answers, strict=True))
         bad = await self._bad_source_indices(key, configs, outcomes_by_index)
         results: dict[str, list[ComponentResult]] = {}
@@ -291,15 +307,15 @@ class _Call:
             ]
         return results
 
-    async def _answers(self, key: str, bodies: list[Fields]) -> list[Result | str]:
-        """Return the results of one service in order; "timeout" after the deadline."""
+    async def _answers(self, key: str, bodies: list[Fields], limit_s: float) -> list[Result | str]:
+        """Return the results of one service in order; "timeout" after `limit_s`."""
         service = self._reward._services[key]
         futures = [service.submit(body) for body in bodies]
         try:
             if futures:
                 await asyncio.wait(
                     futures,
-                    timeout=self._deadline.remaining_s(),
+                    timeout=limit_s,
                     return_when=asyncio.FIRST_EXCEPTION,
                 )
             for future in futures:
@@ -324,7 +340,7 @@ class _Call:
                 sample = self._samples[index] | {"mt": SHORTEST}
                 sources[index], _ = request_body("", request, sample)
         bodies = [body for body in sources.values() if body is not None]
-        answers = await self._answers(key, bodies)
+        answers = await self._answers(key, bodies, self._deadline.remaining_s())
         return {
             index: answer
             for index, answer in zip(sources, answers, strict=True)
@@ -357,12 +373,3 @@ def _without_answer(config: ComponentConfig, reason: str) -> ComponentResult:
         status = "timeout" if reason == "timeout" else "cancelled"
         return missing_component(config, status, message, is_transient=True)  # type: ignore[arg-type]
     return missing_component(config, "no_value", reason)
-
-
-def _fields(index: int, sample: Sample) -> Fields:
-    """Return the fields of a sample. Raises UserError if it has no texts."""
-    fields = sample.wire() if isinstance(sample, SampleForScoring) else dict(sample)
-    for name in ("src", "mt"):
-        if not isinstance(fields.get(name), str):
-            raise UserError(f"samples.{index}.{name}: expected text. Give each sample src and mt")
-    return fields

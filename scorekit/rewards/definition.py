@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from scorekit.config import Config, check_config, load_config
+from scorekit.errors import UserError
 
 #: Parts of a service's answer that can be a component. Lists count their entries.
 ValueField = Literal["score", "pass", "mt_covered", "error_spans", "omissions", "unplaced"]
@@ -247,4 +248,7 @@ def load_definition(
         return source
     if isinstance(source, Mapping):
         return check_config(RewardDefinition, source, "reward definition")
+    if not isinstance(source, str | Path):
+        kind = type(source).__name__
+        raise UserError(f"reward definition: expected a mapping or the path of a file, not {kind}")
     return load_config(RewardDefinition, source)

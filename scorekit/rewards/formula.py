@@ -47,7 +47,8 @@ def compose(
     1. a gate that refuses is closed, or a gate is unknown: no reward;
     2. a component with a weight has a bad source: no reward;
     3. a component with a weight has a refused text: the reward of `refused_text_reward`, plus the
-       components with `applies_to_refused_text`; without one: no reward;
+       components with `applies_to_refused_text`, lowered by the closed gates; without one: no
+       reward;
     4. a component with a weight has no value: no reward;
     5. the sum of weight * scaled, lowered by the closed gates.
     A sum that is not finite is no reward.
@@ -87,7 +88,7 @@ def _compose(
         for name, component in required.items():
             if component.status == error_type and error_type in definition.refused_text_reward:
                 reward = definition.refused_text_reward[error_type]
-                return _refused(definition, components, reward, _reason(name, component))
+                return _refused(definition, components, gates, reward, _reason(name, component))
     for name, component in required.items():
         return None, _reason(name, component)
     reward = weighted_sum(components)
@@ -97,6 +98,7 @@ def _compose(
 def _refused(
     definition: RewardDefinition,
     components: Mapping[str, ComponentResult],
+    gates: Mapping[str, GateResult],
     reward: float,
     reason: str,
 ) -> tuple[float | None, str]:
@@ -108,7 +110,9 @@ def _refused(
     for name, component in applied.items():
         if component.status != "ok":
             return None, _reason(name, component)
-    return reward + weighted_sum(applied), reason
+    # Else a text that nobody can score would be worth more than a bad one.
+    lowered, closed = _through_gates(reward + weighted_sum(applied), definition.gates, gates)
+    return lowered, f"{reason}; {closed}" if closed else reason
 
 
 def weighted_sum(components: Mapping[str, ComponentResult]) -> float:

@@ -17,6 +17,14 @@ GateRule = Callable[[Fields], GateResult]
 LanguageModel = Callable[[Fields], float | None]
 
 
+def rule_result(rule: GateRule, sample: Fields) -> GateResult:
+    """Return the gate of a sample; unknown if its rule raises, which concerns this sample only."""
+    try:
+        return rule(sample)
+    except Exception as error:
+        return GateResult("unknown", message=f"{type(error).__name__}: {error}")
+
+
 def load_gate(key: str, config: LanguageGate | CopyGate | LengthGate) -> GateRule:
     """Return the function of a gate. key: its config key, for errors.
 

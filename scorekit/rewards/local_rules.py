@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, get_args
 
 from scorekit.command import missing_package
@@ -29,6 +30,8 @@ class LocalRule:
         self.config = config
         assert config.rule is not None
         self._compute = _load(f"{key}.rule", config)
+        #: Whether it is a function of the user's, which may hang.
+        self.is_foreign = ":" in config.rule
 
     def evaluate(
         self, samples: Sequence[Fields], groups: Sequence[Sequence[int]]
@@ -46,13 +49,16 @@ class LocalRule:
 
     def _group(self, samples: Sequence[Fields]) -> list[ComponentResult]:
         try:
-            values = list(self._compute(samples))
+            answer = self._compute([dict(sample) for sample in samples])
+            if isinstance(answer, Mapping | str | Set):
+                raise TypeError(f"it returned a {type(answer).__name__}, not a list of values")
+            values = list(answer)
             if len(values) != len(samples):
                 raise ValueError(f"{len(values)} values for {len(samples)} samples")
             return [self._result(value) for value in values]
         except UserError:
             raise
-        except Exception as error:  # a typed failure of these samples
+        except BaseException as error:  # a typed failure of these samples, `sys.exit` too
             reason = f"{type(error).__name__}: {error}"
             return [missing_component(self.config, "rule_error", reason)] * len(samples)
 
@@ -75,10 +81,13 @@ def _load(key: str, config: ComponentConfig) -> GroupFunction:
         raise UserError(f"{key}: {rule!r} is neither one of {valid_names} nor module:function")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"{key}: {rule!r} cannot be loaded: {error}") from None
+    except (Exception, SystemExit) as error:  # the module's own errors, too
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{key}: {rule!r} cannot be loaded: {reason}") from None
     if not callable(function):
         raise UserError(f"{key}: {rule!r} is not a function")
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"{key}: {rule!r} is async. Name a plain function")
     group_function: GroupFunction = function if config.group else _for_each_sample(function)
     return group_function
 

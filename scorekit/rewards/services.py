@@ -42,8 +42,12 @@ _MQM_VARIABLES = {name: name for name in ("src", "mt", "src_lang", "tgt_lang")}
 
 
 def request_key(request: ServiceRequest) -> str:
-    """Return a key that is equal for equal requests."""
-    return json.dumps(request.model_dump(mode="json"), sort_keys=True)
+    """Return a key that is equal for requests that get the same answer.
+
+    A `model` only says what must run there, and a slash at a URL's end changes nothing."""
+    values = request.model_dump(mode="json", exclude={"model"})
+    values["service"] = [url.rstrip("/") for url in request.service or ()]
+    return json.dumps(values, sort_keys=True)
 
 
 def request_body(

@@ -25,7 +25,9 @@ COMPOSITE = "definition"
 Text = tuple[str, str] | tuple[str, str, str, str]
 #: Error type of a source that is refused with any translation.
 BAD_SOURCE = "bad_source"
-_SAMPLE_ERROR_TYPES = {*TEXT_ERROR_TYPES, BAD_SOURCE}
+#: Error type of a sample that a gate of the composite reward refuses.
+CLOSED_GATE = "closed_gate"
+_SAMPLE_ERROR_TYPES = {*TEXT_ERROR_TYPES, BAD_SOURCE, CLOSED_GATE}
 #: Seconds between two checks of a pending answer; after which a warning is logged first, and after
 #: which it is cancelled if the run is to end.
 _TICK_S = 1.0

@@ -120,6 +120,17 @@ def test_openrlhf_gets_the_components_for_its_log(metricx):
     assert copied["reward"] == [-30.0] and copied["extra_logs"]["gate_closed/copy"] == [1.0]
 
 
+def test_nothing_asked_is_nothing_answered_and_a_wrong_field_is_the_requests_fault(metricx):
+    with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
+        empty = {"query": [], "prompts": [], "labels": []}
+        response = httpx.post(f"{url}/get_reward", json=empty)
+        assert response.json() == {"rewards": [], "scores": [], "extra_logs": {}}
+        wrong = {"query": [f"{PROMPT}가"], "prompts": [PROMPT], "labels": [label("a", tgt_lang=5)]}
+        response = httpx.post(f"{url}/get_reward", json=wrong)
+    assert response.status_code == 422
+    assert "samples.0.tgt_lang: expected the text" in response.json()["error"]["message"]
+
+
 def test_slime_gets_the_reward_as_a_number(metricx):
     with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
         reward = slime_remote_rm(f"{url}/remote_rm", PROMPT, "가<|im_end|>", label("a"))

@@ -218,6 +218,24 @@ def test_groups_are_the_neighbours_with_equal_prompt_and_row():
     assert rewards == [2.0, 2.0, 1.0, 2.0, 2.0, 2.0, 2.0, 1.0]
 
 
+def test_equal_rows_are_groups_of_the_size_that_is_given():
+    rule = {"rule": f"{__name__}:sizes", "group": True}
+    config = {"components": {"size": rule}}
+    batch = {"prompts": ["p"] * 4, "completions": ["가", "나", "다", "라"], "src": ["s"] * 4}
+    assert reward_function(definition=config)(**batch) == [4.0] * 4
+    assert reward_function(definition=config, num_generations=2)(**batch) == [2.0] * 4
+    for size, rows in ((3, batch), (4, batch | {"prompts": ["p", "p", "p", "q"]})):
+        with pytest.raises(UserError, match=f"not groups of {size} equal rows"):
+            reward_function(definition=config, num_generations=size)(**rows)
+    with pytest.raises(UserError, match="num_generations: has no effect"):
+        reward_function("http://127.0.0.1:9", num_generations=2)
+
+
+def test_no_completions_have_no_rewards(metricx):
+    function = reward_function(definition=definition(metricx, metricx))
+    assert function(prompts=[], completions=[], src=[]) == []
+
+
 @pytest.mark.parametrize(("batch_size", "is_split"), [(4, False), (2, True), (6, True)])
 def test_a_group_in_two_processes_is_a_mistake(tmp_path, batch_size, is_split):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

@@ -272,6 +272,64 @@ def test_samples_of_either_kind_in_order_and_none_at_all(metricx):
         score({"components": {"m": service}}, texts("a", ref=3))
 
 
+@pytest.mark.parametrize(
+    ("samples", "line"),
+    [
+        ({"src": "a", "mt": "b"}, "samples: a dict. Give a list of samples"),
+        ("ab", "samples: a str. Give a list of samples"),
+        ([None], "samples.0: a NoneType. Give a mapping"),
+        ([{"src": "a", "mt": "b", "tgt_lang": 5}], "samples.0.tgt_lang: expected the text of a"),
+        ([{"src": "a", "mt": "b", "src_lang": ["en"]}], "samples.0.src_lang: expected the text"),
+    ],
+)
+def test_what_is_no_list_of_samples_is_one_line(samples, line):
+    with pytest.raises(UserError, match=f"^{line}"):
+        score({"components": {"copy": {"rule": "copy"}}}, samples)
+
+
+def test_groups_and_seconds_that_are_wrong_are_one_line():
+    definition = {"components": {"same": {"rule": "duplicates"}}}
+    with pytest.raises(UserError, match=r"^groups.0: a list. Give a number"):
+        score(definition, texts("a"), groups=[[1]])
+    for seconds in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"^deadline_s: .*Give a number above 0"):
+            score(definition, texts("a"), groups=[1], deadline_s=seconds)
+    for source in ([], 5, None):
+        with pytest.raises(UserError, match=r"^reward definition: expected a mapping or the path"):
+            SyncCompositeReward(source)
+
+
+def test_a_gate_that_cannot_judge_one_sample_leaves_the_others_their_reward(monkeypatch):
+    def length_ratio_fails(sample):
+        if sample["mt"] == "bad":
+            raise ValueError("no ratio")
+        return rule(sample)
+
+    with SyncCompositeReward(
+        {"components": {"copy": {"rule": "copy"}}, "gates": {"length": {"rule": "length"}}}
+    ) as reward:
+        client = reward.run(_itself)
+        rule = client._gates["length"]
+        client._gates["length"] = length_ratio_fails
+        failed, scored = reward.score(texts("bad", KOREAN))
+    assert failed.reward is None and failed.reason == "gate length: unknown: ValueError: no ratio"
+    assert scored.reward is not None
+
+
+async def _itself(client):
+    return client
+
+
+def test_one_request_serves_components_that_spell_it_differently(xcomet):
+    components = {
+        "score": {"service": xcomet.url},
+        "named": {"service": xcomet.url, "model": "fake-xcomet"},
+        "slash": {"service": f"{xcomet.url}/"},
+    }
+    (result,) = score({"components": components}, texts("spelled"))
+    assert result.reward == pytest.approx(3 * fake("spelled", 1.0)) and len(xcomet.samples) == 1
+
+
 def test_a_forked_child_scores_on_its_own(metricx):
     definition = {"components": {"m": {"service": metricx.url, "scale": -1}}}
     with SyncCompositeReward(definition) as reward:

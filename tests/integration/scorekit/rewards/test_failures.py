@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -288,3 +291,60 @@ def test_closing_ends_the_calls_that_wait():
         thread.join()
         backend.go.set()
         assert errors == ["the composite reward was closed meanwhile"]
+
+
+def test_a_report_that_hangs_is_not_waited_for_until_the_deadline(flaky):
+    flaky.recover()
+    components = {
+        "copy": {"rule": "copy", "weight": -1.0},
+        "reported": {"service": flaky.url, "weight": 0.0},
+    }
+    config = {"components": components, "timeout_s": 0.5, "deadline_s": 600}
+    with SyncCompositeReward(config) as reward:
+        flaky.mood = lambda path, body: "hang" if path == "/v1/score" else None
+        (result,) = reward.score(texts("a report"))  # which nobody ends before its own limit
+    flaky.recover()
+    assert result.reward == 0.0 and result.components["reported"].status == "timeout"
+
+
+_FOREVER = threading.Event()
+
+
+def hang(sample):
+    """Return a value when the test is over."""
+    _FOREVER.wait()
+    return 1.0
+
+
+def test_a_function_that_hangs_takes_no_other_call_its_reward():
+    hanging = {"components": {"hang": {"rule": f"{__name__}:hang"}}, "deadline_s": 0.2}
+    healthy = {"components": {"repetition": {"rule": "repetition"}}, "deadline_s": 60}
+
+    async def run():
+        async with CompositeReward(hanging) as sick, CompositeReward(healthy) as well:
+            failed = await asyncio.gather(*(sick.score(texts("a")) for _ in range(64)))
+            return failed, await well.score(texts("a"))
+
+    failed, (result,) = asyncio.run(run())
+    assert {results[0].components["hang"].status for results in failed} == {"timeout"}
+    assert {results[0].reward for results in failed} == {None} and result.reward == 0.0
+    _FOREVER.set()
+
+
+def test_a_function_that_hangs_does_not_keep_the_process_alive(tmp_path):
+    (tmp_path / "slow_rules.py").write_text("import time\n\ndef f(s):\n    time.sleep(3600)\n")
+    code = (
+        "from scorekit.rewards import SyncCompositeReward\n"
+        "c = {'components': {'f': {'rule': 'slow_rules:f'}}, 'deadline_s': 0.2}\n"
+        "with SyncCompositeReward(c) as reward:\n"
+        "    print(reward.score([{'src': 'a', 'mt': 'b'}])[0].reason)\n"
+    )
+    paths = [str(tmp_path), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "f: timeout: no result before the deadline\n", done.stderr

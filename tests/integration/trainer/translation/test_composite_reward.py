@@ -82,6 +82,11 @@ def test_a_closed_gate_leaves_the_sample_out_and_is_no_penalty(services):
     assert copied.r_seq is None and "gate copy: closed" in str(copied.service_error)
     assert copied.text_error is None and not copied.is_transient
     assert scored.r_seq == scored.score("definition")
+    strict = cfg.model_copy(update={"on_failure": "fail"})  # a gate that closes is no failure
+    assert [reward.r_seq for reward in rewards(strict, (SRC, SRC), (SRC, MT))] == [
+        None,
+        scored.r_seq,
+    ]
 
 
 def test_a_gate_knows_the_languages_of_the_row(services):

@@ -207,3 +207,18 @@ def test_a_missing_reward_can_be_raised(status):
         raise_for_missing([RewardResult(1.0), missing])
     assert caught.value.index == 1 and caught.value.retryable
     assert raise_for_missing([RewardResult(1.0), RewardResult(0.0)]) == [1.0, 0.0]
+
+
+def test_a_closed_gate_lowers_the_reward_of_a_refused_text():
+    checked = definition(
+        [(0.0, 0.0, 1.0, 1.0)],
+        {"length": {"rule": "length", "reward": -20.0}, "copy": {"rule": "copy", "factor": 0.5}},
+        refused_text_reward={"overlong": 4.0, "invalid_input": -1.0},
+    )
+    for status, reward in (("overlong", 2.0), ("invalid_input", -1.0)):
+        missing = {"c0": missing_component(checked.components["c0"], status, "no")}
+        half = {"length": GateResult("open"), "copy": GateResult("closed")}
+        lowered = compose(checked, missing, half)
+        assert lowered.reward == reward and lowered.reason.endswith("gate copy: closed")
+        both = dict.fromkeys(("length", "copy"), GateResult("closed"))
+        assert compose(checked, missing, both).reward == -20.0

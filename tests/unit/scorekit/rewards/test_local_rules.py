@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 
@@ -110,6 +111,59 @@ def test_a_function_of_groups_gets_each_group():
 def refuse(sample):
     """Raise the user's mistake."""
     raise UserError("column: required")
+
+
+def leave(sample):
+    """End the process, as a script's helper may."""
+    raise SystemExit(3)
+
+
+def test_a_function_that_exits_is_a_failed_sample():
+    (component,) = evaluate([GOOD], rule=f"{__name__}:leave")
+    assert (component.status, component.message) == ("rule_error", "SystemExit: 3")
+
+
+def spoil(sample):
+    """Change the sample, which other components read."""
+    sample["mt"] = SRC
+    return 0.0
+
+
+def test_a_function_gets_a_copy_of_the_sample():
+    sample = dict(GOOD)
+    assert raws([sample], rule=f"{__name__}:spoil") == [0.0] and sample == GOOD
+
+
+def ranks_by_text(samples):
+    """Return a mapping, whose keys are no values."""
+    return {sample["mt"]: 1.0 for sample in samples}
+
+
+def test_a_mapping_or_a_text_is_no_list_of_values():
+    samples = [GOOD | {"mt": "1"}, GOOD | {"mt": "2"}]
+    components = evaluate(samples, [[0, 1]], rule=f"{__name__}:ranks_by_text", group=True)
+    assert [component.raw for component in components] == [None, None]
+    assert components[0].message == "TypeError: it returned a dict, not a list of values"
+
+
+async def late(sample):
+    """Return a value later."""
+    return 1.0
+
+
+def test_an_async_function_is_refused():
+    with pytest.raises(UserError, match=r"^components.a.rule: .*:late' is async"):
+        evaluate([GOOD], rule=f"{__name__}:late")
+
+
+@pytest.mark.parametrize("body", ["1 / 0", "def", "import sys; sys.exit(2)", "import not_there"])
+def test_a_module_that_fails_at_import_is_one_line(tmp_path, monkeypatch, body):
+    (tmp_path / "failing_rules.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("failing_rules", None)
+    with pytest.raises(UserError, match=r"^components.a.rule: .* cannot be loaded: ") as caught:
+        evaluate([GOOD], rule="failing_rules:f")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_mistake_of_the_user_ends_the_call():

@@ -9,7 +9,7 @@ from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, 
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, SyncCompositeReward
 from scorekit.schemas import Failed, Info, Scored, Truncated, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from trainer.translation.rewards.reward_batch import BAD_SOURCE
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, CLOSED_GATE
 
 #: Local rules that need what a sample of this trainer does not carry, and the key to use instead.
 _OTHER_KEYS = {"chrf": "w_chrf", "truncated": "no_eos_penalty"}
@@ -109,7 +109,7 @@ def _error(result: RewardResult) -> WireError:
     """Return why there is no reward. A closed gate is no error of the text: it has no penalty."""
     missing = [c for c in result.components.values() if c.weight and c.status != "ok"]
     statuses = [component.status for component in missing if component.status != "skipped"]
-    type = statuses[0] if statuses else "gate"
+    type = statuses[0] if statuses else CLOSED_GATE
     for status in (*TEXT_ERROR_TYPES, BAD_SOURCE):
         if status in statuses:
             type = status
