@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
+from scorekit.config import describe_validation_error
+from scorekit.credit.checks import check_stop_ids
 from scorekit.credit.offsets import DecodeConfig, align_completion, decode_completion
 from scorekit.credit.spans import (
     SEVERITY_WEIGHTS,
@@ -68,6 +72,7 @@ def assign_credit(
     completion has not (in this order): its spans would hit wrong tokens. Raises UserError for a
     severity without a weight.
     """
+    check_stop_ids(stop_ids)
     if text is not None:
         scored_text = text
         raw = decode_completion(tokenizer, _without_stop(completion_token_ids, stop_ids))
@@ -76,8 +81,8 @@ def assign_credit(
         decode_cfg = DecodeConfig(lambda _: scored_text)
     alignment = align_completion(tokenizer, completion_token_ids, decode_cfg, stop_ids)
     spans = [
-        span if isinstance(span, ErrorSpan) else ErrorSpan.model_validate(span)
-        for span in error_spans
+        span if isinstance(span, ErrorSpan) else _as_span(index, span)
+        for index, span in enumerate(error_spans)
     ]
     rewards = spans_to_token_rewards(
         alignment.text,
@@ -99,6 +104,14 @@ def assign_credit(
         _missed_spans(spans, alignment.offsets),
         alignment.method,
     )
+
+
+def _as_span(index: int, span: Mapping[str, Any]) -> ErrorSpan:
+    try:
+        return ErrorSpan.model_validate(span)
+    except ValidationError as error:
+        reason = describe_validation_error(error, "span")
+        raise ValueError(f"error_spans[{index}]: {reason}") from None
 
 
 def _without_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> Sequence[int]:

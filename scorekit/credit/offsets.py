@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scorekit.credit.checks import check_token_ids
 from scorekit.credit.token_bytes import Offsets, offsets_from_bytes, vocabulary_of
 from scorekit.errors import UserError
 from scorekit.prompts import postprocess_translation
@@ -108,10 +109,13 @@ def align_completion(
 
 
 def decode_completion(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """Return the text of a completion, without special tokens and before post-processing."""
-    text: str = tokenizer.decode(
-        list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    """Return the text of a completion, without special tokens and before post-processing.
+
+    Raises ValueError for what can be no token id.
+    """
+    ids = list(token_ids)
+    check_token_ids(ids)
+    text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
