@@ -60,8 +60,8 @@ def compute_advantages(
     return advantages
 
 
-def _check_lengths(rewards: Sequence[Any], **others: Sequence[Any]) -> None:
-    for name, values in others.items():
+def _check_lengths(rewards: Sequence[Any], **lists: Sequence[Any]) -> None:
+    for name, values in lists.items():
         if len(values) != len(rewards):
             raise ValueError(f"{name}: {len(values)} of them for {len(rewards)} rewards")
 

@@ -24,7 +24,7 @@ from scorekit.credit.spans import (
     covered_tokens,
     spans_to_token_rewards,
 )
-from scorekit.credit.text_parts import is_subsequence, places_of
+from scorekit.credit.text_parts import is_subsequence, positions_of
 from scorekit.credit.token_bytes import Offsets
 from scorekit.schemas import ErrorSpan
 
@@ -123,8 +123,8 @@ def _alignment(
         raise ValueError("text_start: has an effect only with text, and without decode_cfg")
     if text is not None and decode_cfg is None:
         raw = decode_completion(tokenizer, _without_stop(ids, stop_ids))
-        places = _places(text, raw, text_start)
-        alignment = align_part(tokenizer, ids, text, places, stop_ids)
+        positions = _starts_of(text, raw, text_start)
+        alignment = align_part(tokenizer, ids, text, positions, stop_ids)
     else:
         alignment = align_completion(tokenizer, ids, decode_cfg, stop_ids)
     if text is not None and alignment.text != text:
@@ -139,22 +139,22 @@ def _alignment(
     return alignment
 
 
-def _places(text: str, raw: str, text_start: int | None) -> list[int]:
+def _starts_of(text: str, raw: str, text_start: int | None) -> list[int]:
     """Return where the text begins in the completion; if it is no part in one piece, nothing."""
     if text_start is not None:
         if text_start < 0 or not raw.startswith(text, text_start):
             raise ValueError(f"text_start: the text does not begin at index {text_start}")
         return [text_start]
-    places = places_of(text, raw)
-    if len(places) > 1:
+    positions = positions_of(text, raw)
+    if len(positions) > 1:
         raise ValueError(
             f"the text {text[:80]!r} stands in several places of the completion: at "
-            f"{', '.join(map(str, places[:5]))}. Name the one that was scored in text_start, or "
+            f"{', '.join(map(str, positions[:5]))}. Name the one that was scored in text_start, or "
             "the function that cuts it out in decode_cfg"
         )
-    if not places and not is_subsequence(text, raw):
+    if not positions and not is_subsequence(text, raw):
         raise ValueError(f"the ids decode to {raw[:80]!r}, but {text[:80]!r} was scored")
-    return places
+    return positions
 
 
 def _as_span(index: int, span: Mapping[str, Any]) -> ErrorSpan:

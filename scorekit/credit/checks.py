@@ -89,7 +89,7 @@ def check_token_ids(ids: Sequence[Any]) -> None:
 def check_stop_ids(stop_ids: Any) -> None:
     """Raise ValueError if these are no token ids."""
     if not isinstance(stop_ids, Collection) or not all(
-        isinstance(stop_id, Integral) and stop_id >= 0 for stop_id in stop_ids
+        isinstance(stop_id, Integral) and int(stop_id) >= 0 for stop_id in stop_ids
     ):
         raise ValueError(f"stop_ids: {stop_ids!r} are no token ids. Set a list such as [1]")
 

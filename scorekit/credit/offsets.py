@@ -22,8 +22,8 @@ from scorekit.credit.checks import check_token_ids
 from scorekit.credit.text_parts import (
     character_map,
     is_subsequence,
-    place_by_marking,
-    places_of,
+    position_by_marking,
+    positions_of,
 )
 from scorekit.credit.token_bytes import Offsets, offsets_from_bytes, vocabulary_of
 from scorekit.errors import UserError
@@ -97,11 +97,11 @@ def align_completion(
             )
         if text in (raw, raw.strip()):
             return text, [raw.index(text)]
-        places = places_of(text, raw)
-        if len(places) > 1:
-            start = place_by_marking(postprocess, text, raw, places)
-            places = places if start is None else [start]
-        return text, places
+        positions = positions_of(text, raw)
+        if len(positions) > 1:
+            start = position_by_marking(postprocess, text, raw, positions)
+            positions = positions if start is None else [start]
+        return text, positions
 
     return _align(tokenizer, list(completion_token_ids), stop_ids, part_of)
 
@@ -110,14 +110,14 @@ def align_part(
     tokenizer: Any,
     completion_token_ids: Sequence[int],
     text: str,
-    places: list[int],
+    positions: list[int],
     stop_ids: Sequence[int] = (),
 ) -> Alignment:
     """Locate the tokens of a completion in a text that is a part of it.
 
-    places: where it may begin in the decoded completion; none: it is no part in one piece.
+    positions: where it may begin in the decoded completion; none: it is no part in one piece.
     """
-    return _align(tokenizer, list(completion_token_ids), stop_ids, lambda raw: (text, places))
+    return _align(tokenizer, list(completion_token_ids), stop_ids, lambda raw: (text, positions))
 
 
 def _align(
@@ -150,8 +150,8 @@ def _align(
         if len(text_indices) < len(ids)
         else text_offsets
     )
-    text, places = part_of(raw)
-    return _in_part(Alignment(raw, offsets, num_unaligned, method), text, places)
+    text, positions = part_of(raw)
+    return _in_part(Alignment(raw, offsets, num_unaligned, method), text, positions)
 
 
 def decode_completion(tokenizer: Any, token_ids: Sequence[int]) -> str:
@@ -204,36 +204,36 @@ def _by_search(tokenizer: Any, ids: list[int], raw: str) -> tuple[Offsets, int]:
     return offsets, num_missing
 
 
-def _in_part(whole: Alignment, text: str, places: list[int]) -> Alignment:
+def _in_part(alignment: Alignment, text: str, positions: list[int]) -> Alignment:
     """Return the alignment with a part of a text, from that with the whole text."""
-    raw, method = whole.text, whole.method
+    raw, method = alignment.text, alignment.method
     if text == raw:
-        return whole
-    if len(places) > 1:
-        mapped, num_lost = _mapped(whole, [-1] * len(raw))
-        return Alignment(text, mapped, whole.unaligned + num_lost, "ambiguous")
-    if places:
-        (start,) = places
+        return alignment
+    if len(positions) > 1:
+        mapped, num_lost = _mapped(alignment, [-1] * len(raw))
+        return Alignment(text, mapped, alignment.unaligned + num_lost, "ambiguous")
+    if positions:
+        (start,) = positions
         new_index = [-1] * len(raw)
         new_index[start : start + len(text)] = range(len(text))
     else:
         new_index, is_certain = character_map(text, raw)
         if not is_certain and method != "search":
             method = "subsequence" if is_subsequence(text, raw) else "rewritten"
-    mapped, num_lost = _mapped(whole, new_index)
-    return Alignment(text, mapped, whole.unaligned + num_lost, method)
+    mapped, num_lost = _mapped(alignment, new_index)
+    return Alignment(text, mapped, alignment.unaligned + num_lost, method)
 
 
-def _mapped(whole: Alignment, new_index: list[int]) -> tuple[Offsets, int]:
+def _mapped(alignment: Alignment, new_index: list[int]) -> tuple[Offsets, int]:
     """Return the new offsets, and the number of tokens with text that have no place any more."""
     mapped: Offsets = []
     position = num_lost = 0
-    for start, end in whole.offsets:
+    for start, end in alignment.offsets:
         positions = [new_index[index] for index in range(start, end) if new_index[index] >= 0]
         if positions:
             mapped.append((positions[0], positions[-1] + 1))
             position = positions[-1] + 1
         else:
             mapped.append((position, position))
-            num_lost += bool(whole.text[start:end].strip())
+            num_lost += bool(alignment.text[start:end].strip())
     return mapped, num_lost

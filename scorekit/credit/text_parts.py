@@ -17,18 +17,18 @@ _MARK = "\ue000"
 _REMOVED, _SPACE = 2, 1
 
 
-def places_of(text: str, raw: str) -> list[int]:
+def positions_of(text: str, raw: str) -> list[int]:
     """Return each index at which `text` stands in `raw`; of an empty text none."""
-    places: list[int] = []
+    positions: list[int] = []
     start = raw.find(text) if text else -1
     while start >= 0:
-        places.append(start)
+        positions.append(start)
         start = raw.find(text, start + 1)
-    return places
+    return positions
 
 
-def place_by_marking(
-    postprocess: Callable[[str], str], text: str, raw: str, places: list[int]
+def position_by_marking(
+    postprocess: Callable[[str], str], text: str, raw: str, positions: list[int]
 ) -> int | None:
     """Return the place that a function takes the text from, or None if it cannot be told.
 
@@ -36,16 +36,16 @@ def place_by_marking(
     returns is its own.
     """
     marks = _MARK * len(text)
-    found = []
-    for start in places:
+    own_starts = []
+    for start in positions:
         marked = raw[:start] + marks + raw[start + len(text) :]
         try:
             is_taken = postprocess(marked) == marks
         except Exception:  # the user's function, on a text that no model wrote: it tells nothing
             return None
         if is_taken:
-            found.append(start)
-    return found[0] if len(found) == 1 else None
+            own_starts.append(start)
+    return own_starts[0] if len(own_starts) == 1 else None
 
 
 def is_subsequence(text: str, raw: str) -> bool:
@@ -71,23 +71,23 @@ def character_map(text: str, raw: str) -> tuple[list[int], bool]:
     in_raw = [index for index, character in enumerate(raw) if not character.isspace()]
     first = _leftmost([text[i] for i in in_text], [raw[j] for j in in_raw])
     last = _rightmost([text[i] for i in in_text], [raw[j] for j in in_raw])
-    places = first if first == last else _fewest_runs(text, raw, in_text, in_raw, first, last)
-    for target, place in zip(in_text, places, strict=True):
-        new_index[in_raw[place]] = target
+    positions = first if first == last else _fewest_runs(text, raw, in_text, in_raw, first, last)
+    for target, position in zip(in_text, positions, strict=True):
+        new_index[in_raw[position]] = target
     _add_white_space(new_index, text, raw)
     return new_index, first == last
 
 
 def _leftmost(text: list[str], raw: list[str]) -> list[int]:
-    places: list[int] = []
+    positions: list[int] = []
     for character in text:
-        places.append(raw.index(character, places[-1] + 1 if places else 0))
-    return places
+        positions.append(raw.index(character, positions[-1] + 1 if positions else 0))
+    return positions
 
 
 def _rightmost(text: list[str], raw: list[str]) -> list[int]:
     last = len(raw) - 1
-    return [last - place for place in reversed(_leftmost(text[::-1], raw[::-1]))]
+    return [last - position for position in reversed(_leftmost(text[::-1], raw[::-1]))]
 
 
 def _fewest_runs(
@@ -99,35 +99,35 @@ def _fewest_runs(
     first, last: the lowest and the highest place of each character.
     """
     by_character: dict[str, list[int]] = {}
-    for place, index in enumerate(in_raw):
-        by_character.setdefault(raw[index], []).append(place)
+    for position, index in enumerate(in_raw):
+        by_character.setdefault(raw[index], []).append(position)
     candidates: list[list[int]] = []
     before: list[list[int]] = []  # of each candidate the index of the one before it
     costs: list[int] = []
-    for position, index in enumerate(in_text):
-        all_places = by_character[text[index]]
+    for rank, index in enumerate(in_text):
+        all_positions = by_character[text[index]]
         bounds = slice(
-            bisect_left(all_places, first[position]), bisect_right(all_places, last[position])
+            bisect_left(all_positions, first[rank]), bisect_right(all_positions, last[rank])
         )
-        places = all_places[bounds]
-        if position == 0:
-            costs, links = [0] * len(places), [-1] * len(places)
+        positions = all_positions[bounds]
+        if rank == 0:
+            costs, links = [0] * len(positions), [-1] * len(positions)
         else:
             previous = candidates[-1]
-            has_space = index - in_text[position - 1] > 1
-            costs, links = _step(places, previous, costs, in_raw, has_space)
-        candidates.append(places)
+            has_space = index - in_text[rank - 1] > 1
+            costs, links = _step(positions, previous, costs, in_raw, has_space)
+        candidates.append(positions)
         before.append(links)
     chosen = costs.index(min(costs)) if costs else -1
     result: list[int] = []
-    for places, links in zip(reversed(candidates), reversed(before), strict=True):
-        result.append(places[chosen])
+    for positions, links in zip(reversed(candidates), reversed(before), strict=True):
+        result.append(positions[chosen])
         chosen = links[chosen]
     return result[::-1]
 
 
 def _step(
-    places: list[int], previous: list[int], costs: list[int], in_raw: list[int], has_space: bool
+    positions: list[int], previous: list[int], costs: list[int], in_raw: list[int], has_space: bool
 ) -> tuple[list[int], list[int]]:
     """Return the cost of each place of a character, and the index of the best one before it.
 
@@ -136,13 +136,13 @@ def _step(
     """
     new_costs, links = [], []
     best = read = 0  # index of the cheapest place among the first `read` ones
-    for place in places:
-        while read < len(previous) and previous[read] < place:
+    for position in positions:
+        while read < len(previous) and previous[read] < position:
             best = read if costs[read] < costs[best] else best
             read += 1
         cost, link = costs[best] + _REMOVED, best
-        if previous[read - 1] == place - 1:
-            had_space = in_raw[place] - in_raw[place - 1] > 1
+        if previous[read - 1] == position - 1:
+            had_space = in_raw[position] - in_raw[position - 1] > 1
             near = costs[read - 1] + (0 if had_space == has_space else _SPACE)
             if near <= cost:
                 cost, link = near, read - 1
@@ -154,23 +154,23 @@ def _step(
 def _add_white_space(new_index: list[int], text: str, raw: str) -> None:
     """Map white space of the text between the neighbors that it has in the completion: beside the
     one before it, else beside the one after it, else anywhere between them."""
-    place_of = {target: place for place, target in enumerate(new_index) if target >= 0}
+    position_of = {target: position for position, target in enumerate(new_index) if target >= 0}
     after, next_mapped = [len(raw)] * len(text), len(raw)
     for target in range(len(text) - 1, -1, -1):
         after[target] = next_mapped
-        next_mapped = place_of.get(target, next_mapped)
+        next_mapped = position_of.get(target, next_mapped)
     before = -1
     for target, character in enumerate(text):
-        if target not in place_of:
+        if target not in position_of:
             between = raw[before + 1 : after[target]]
             if between.startswith(character):
-                place = before + 1
+                position = before + 1
             elif between.endswith(character):
-                place = after[target] - 1
+                position = after[target] - 1
             elif character in between:
-                place = before + 1 + between.index(character)
+                position = before + 1 + between.index(character)
             else:
                 continue
-            new_index[place] = target
-            place_of[target] = place
-        before = place_of[target]
+            new_index[position] = target
+            position_of[target] = position
+        before = position_of[target]

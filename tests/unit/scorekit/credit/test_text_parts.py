@@ -54,38 +54,39 @@ def after_final(text: str) -> str:
     "options", [{"text": PLAIN}, {"decode_cfg": DecodeConfig(without_tags)}], ids=str
 )
 @pytest.mark.parametrize(
-    ("span", "place"), [((0, 2), (0, 2)), ((3, 5), (6, 8)), ((6, 8), (9, 11)), ((13, 15), (20, 22))]
+    ("span", "position"),
+    [((0, 2), (0, 2)), ((3, 5), (6, 8)), ((6, 8), (9, 11)), ((13, 15), (20, 22))],
 )
 def test_a_word_is_hit_where_it_stands_although_tags_were_removed(
-    options: dict[str, Any], span: tuple[int, int], place: tuple[int, int]
+    options: dict[str, Any], span: tuple[int, int], position: tuple[int, int]
 ) -> None:
     credit = credit_of(TAGGED, *span, **options)
-    first, last = place
+    first, last = position
     hits = penalized(TAGGED, credit)
     assert hits and all(start < last and end > first for start, end in hits)
-    assert set(range(*place)) <= {index for hit in hits for index in range(*hit)}
+    assert set(range(*position)) <= {index for hit in hits for index in range(*hit)}
 
 
 def test_a_text_in_several_places_is_refused_until_its_own_is_named() -> None:
     with pytest.raises(ValueError, match="in several places of the completion: at 0, 14"):
         credit_of(DRAFT, 0, 2, text=FINAL)
-    for place in (0, 14):
-        credit = credit_of(DRAFT, 0, 2, text=FINAL, text_start=place)
+    for position in (0, 14):
+        credit = credit_of(DRAFT, 0, 2, text=FINAL, text_start=position)
         hits = penalized(DRAFT, credit)
-        assert hits and all(place <= end and start < place + 2 for start, end in hits)
+        assert hits and all(position <= end and start < position + 2 for start, end in hits)
         assert credit.method == "bytes"
 
 
 @pytest.mark.parametrize("with_text", [True, False])
 @pytest.mark.parametrize(
-    ("postprocess", "place"), [(after_final, 14), (lambda text: text.split(" Final")[0], 0)]
+    ("postprocess", "position"), [(after_final, 14), (lambda text: text.split(" Final")[0], 0)]
 )
 def test_a_function_that_cuts_is_asked_which_of_several_places_it_cuts(
-    postprocess: Callable[[str], str], place: int, with_text: bool
+    postprocess: Callable[[str], str], position: int, with_text: bool
 ) -> None:
     text = {"text": FINAL} if with_text else {}
     credit = credit_of(DRAFT, 0, 2, decode_cfg=DecodeConfig(postprocess), **text)
-    assert credit == credit_of(DRAFT, 0, 2, text=FINAL, text_start=place)
+    assert credit == credit_of(DRAFT, 0, 2, text=FINAL, text_start=position)
 
 
 @pytest.mark.parametrize("function", [lambda _: FINAL, lambda text: FINAL if text == DRAFT else 1])
@@ -148,7 +149,7 @@ def test_a_rewritten_text_is_told_apart() -> None:
         credit_of("파일", 0, 1, decode_cfg=DecodeConfig(lambda _: 1))  # type: ignore[arg-type,return-value]
 
 
-def places_in(raw: str, text: str) -> tuple[list[int], bool]:
+def positions_in(raw: str, text: str) -> tuple[list[int], bool]:
     """Return the place of each character of a text, and whether that is the only way."""
     new_index, is_only = character_map(text, raw)
     return [new_index.index(target) for target in range(len(text)) if target in new_index], is_only
@@ -159,21 +160,21 @@ def places_in(raw: str, text: str) -> tuple[list[int], bool]:
 def test_a_subsequence_is_found_whole_in_order_and_in_the_fewest_pieces(
     raw: str, data: st.DataObject
 ) -> None:
-    kept = data.draw(st.lists(st.booleans(), min_size=len(raw), max_size=len(raw)))
-    text = "".join(c for c, is_kept in zip(raw, kept, strict=True) if is_kept)
-    places, is_only = places_in(raw, text)
+    flags = data.draw(st.lists(st.booleans(), min_size=len(raw), max_size=len(raw)))
+    text = "".join(c for c, is_in_text in zip(raw, flags, strict=True) if is_in_text)
+    positions, is_only = positions_in(raw, text)
     ways = [
         way
         for way in combinations(range(len(raw)), len(text))
-        if "".join(raw[place] for place in way) == text
+        if "".join(raw[position] for position in way) == text
     ]
-    assert tuple(places) in ways
+    assert tuple(positions) in ways
     assert is_only == (len(ways) == 1)
-    assert breaks(places) == min(map(breaks, ways))
+    assert breaks(positions) == min(map(breaks, ways))
 
 
-def breaks(places: Any) -> int:
-    return sum(after != before + 1 for before, after in pairwise(places))
+def breaks(positions: Any) -> int:
+    return sum(after != before + 1 for before, after in pairwise(positions))
 
 
 @settings(max_examples=200, deadline=None)
@@ -189,7 +190,7 @@ def test_every_map_is_in_order_and_maps_equal_characters(raw: str, text: str) ->
 
 
 @pytest.mark.parametrize(
-    ("raw", "text", "places"),
+    ("raw", "text", "positions"),
     [
         ("a <b>bold</b> x", "a bold x", [0, 1, 5, 6, 7, 8, 13, 14]),  # not the b of the tag
         ("in to <i>into</i> it", "into it", [9, 10, 11, 12, 17, 18, 19]),  # no space inside
@@ -198,5 +199,5 @@ def test_every_map_is_in_order_and_maps_equal_characters(raw: str, text: str) ->
         ("ab", "a b", [0, 1]),
     ],
 )
-def test_words_are_kept_together(raw: str, text: str, places: list[int]) -> None:
-    assert places_in(raw, text)[0] == places
+def test_words_are_kept_together(raw: str, text: str, positions: list[int]) -> None:
+    assert positions_in(raw, text)[0] == positions
