@@ -249,7 +249,7 @@ def test_advantages_keep_positions_and_center_groups(results):
 
 @pytest.mark.parametrize("name", WRONG_LOOPS)
 def test_an_agent_loop_with_a_wrong_setting_is_not_made(results, name):
-    answer = results[f"wrong_{name}"]
+    (answer,) = results[f"wrong_{name}"]
     assert answer.startswith("UserError: ") and WRONG_LOOPS[name][1] in answer
 
 
