@@ -28,7 +28,14 @@ from scorekit.credit import (
     compute_advantages,
     decode_completion,
 )
-from scorekit.credit.spans import Combine, OverlapPolicy
+from scorekit.credit.checks import (
+    Combine,
+    OverlapPolicy,
+    check_span_options,
+    check_stop_ids,
+    check_trained_weights,
+    is_finite,
+)
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
 from scorekit.schemas import Failed, Result, Scored
@@ -78,8 +85,9 @@ class SpanRewards:
                 "definition to a reward_function beside it"
             )
         rewards_for(self._settings)  # raises now if a pattern is wrong
-        if not math.isfinite(weight):
-            raise UserError(f"weight: {weight} is not finite. Set a number")
+        _check_span_arguments(
+            weight, stop_ids, severity_weights, overlap_policy, overlap_threshold, combine
+        )
         self._tokenizer = tokenizer
         self._weight = weight
         eos = getattr(tokenizer, "eos_token_id", None)
@@ -172,6 +180,18 @@ class SpanRewards:
         return credit
 
 
+def _check_span_arguments(weight: Any, stop_ids: Any, weights: Any, *options: Any) -> None:
+    """Raise UserError if a setting of SpanRewards is wrong. options: those of the overlap."""
+    if not is_finite(weight):
+        raise UserError(f"weight: {weight!r} is not finite, or no number. Set one")
+    try:
+        check_span_options(weights, *options)
+        check_trained_weights(weights, weight)
+        check_stop_ids(() if stop_ids is None else stop_ids)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
 def _check_single_turn(completion: Any) -> None:
     if not isinstance(completion, str) and len(completion) > 1:
         raise UserError(
@@ -219,6 +239,8 @@ class TokenAdvantageMixin:
             raise UserError(
                 f"advantage_norm: {advantage_norm!r} does not exist. Set one of {names}"
             )
+        if not is_finite(advantage_eps) or advantage_eps < 0:
+            raise UserError(f"advantage_eps: {advantage_eps!r} is no number of at least 0. Set one")
         self._advantage_options: dict[str, Any] = {
             "norm": advantage_norm,
             "center": center_groups,

@@ -9,15 +9,16 @@ line, before Ray starts.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
+from scorekit.adapters import verl as adapter
 from scorekit.adapters.rewards import RewardSettings, reward_settings
 from scorekit.adapters.verl import (
     RAISING_MANAGERS,
@@ -26,16 +27,35 @@ from scorekit.adapters.verl import (
     plain_settings,
     sample_definition,
 )
+from scorekit.config import Config
+from scorekit.config import check_config as check_section
+from scorekit.credit import SEVERITY_WEIGHTS
+from scorekit.credit.checks import check_stop_ids, check_trained_weights
 from scorekit.errors import UserError
 
 #: Advantage estimators of verl 0.9.1 that keep the position of a token's reward, and ours.
 POSITION_ESTIMATORS = ("scorekit_tokens", "gae", "reinforce_plus_plus")
 TOKENS_AGENT = "scorekit_tokens"
 TOKENS_MODULE = "scorekit.adapters.verl_tokens"
-#: Keys of the agent loop's entry in its YAML file.
-TOKEN_KEYS = ("name", "_target_", "settings", "severity_weights", "span_component", "stop_ids")
+TOKENS_CLASS = f"{TOKENS_MODULE}.TokenRewardLoop"
+_PACKAGE, _FILE = "pkg://", "file://"  # verl's prefixes of a module's path
 _FUNCTION = "reward.custom_reward_function"
 _LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+
+
+class LoopEntry(Config):
+    """The entry of our agent loop in verl's YAML file."""
+
+    name: str
+    target: str = Field(alias="_target_")
+    settings: dict[str, Any]
+    severity_weights: dict[str, Any] = Field(default_factory=lambda: dict(SEVERITY_WEIGHTS))
+    span_component: str | None = None
+    stop_ids: list[Annotated[int, Field(strict=True, ge=0)]] | None = None
+
+
+#: Its keys.
+TOKEN_KEYS = tuple(field.alias or name for name, field in LoopEntry.model_fields.items())
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -60,6 +80,7 @@ def _check_function(reward: Mapping[str, Any]) -> RewardSettings:
     function = reward.get("custom_reward_function") or {}
     if not function.get("path"):
         raise UserError(f"{_FUNCTION}.path: not set, so verl would use its own scorer. Set it")
+    _check_is_ours(function)
     manager = reward["reward_manager"]
     name = manager["name"]
     if manager["source"] != "register" or name not in RAISING_MANAGERS:
@@ -67,13 +88,35 @@ def _check_function(reward: Mapping[str, Any]) -> RewardSettings:
             f"reward.reward_manager: {name!r} ({manager['source']}) may turn a failed score into "
             f"reward 0, or cannot call an async function. Use one of {', '.join(RAISING_MANAGERS)}"
         )
-    values = dict(function.get("reward_kwargs") or {})
+    values = function.get("reward_kwargs") or {}
+    if not isinstance(values, Mapping):
+        raise UserError(f"{_FUNCTION}.reward_kwargs: {values!r} are no settings. Set a mapping")
+    values = dict(values)
     if values.pop("reward_manager", None) != name:
         raise UserError(
             f"{_FUNCTION}.reward_kwargs.reward_manager: expected {name!r}. Set it to "
             "'${reward.reward_manager.name}'"
         )
     return reward_settings(**plain_settings(values))
+
+
+def _check_is_ours(function: Mapping[str, Any]) -> None:
+    """Raise UserError if verl would call another function than `compute_score`."""
+    path, name = str(function["path"]), function.get("name")
+    expected = adapter.compute_score
+    if path.startswith(_PACKAGE):
+        is_ours = path.removeprefix(_PACKAGE).replace("/", ".") == expected.__module__
+    else:
+        is_ours = Path(path.removeprefix(_FILE)).resolve() == Path(adapter.__file__).resolve()
+    for key, value, is_right, correct in (
+        ("path", path, is_ours, f"{_PACKAGE}{expected.__module__}"),
+        ("name", name, name == expected.__name__, expected.__name__),
+    ):
+        if not is_right:
+            raise UserError(
+                f"{_FUNCTION}.{key}: {value!r}: verl would not call our code. Set {correct}; if a "
+                "function of your own calls ours, start verl.trainer.main_ppo itself"
+            )
 
 
 def _check_components(config: Mapping[str, Any], settings: RewardSettings) -> None:
@@ -125,37 +168,56 @@ def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
             "settings"
         )
     entry = _loop_entry(path)
-    if unknown := sorted(entry.keys() - set(TOKEN_KEYS)):
-        raise UserError(f"{path}: {unknown[0]}: no such key. There are {', '.join(TOKEN_KEYS)}")
-    settings = reward_settings(**(entry.get("settings") or {}))
-    check_token_settings(settings, entry.get("span_component"), entry.get("severity_weights"))
+    settings = reward_settings(**entry.settings)
+    check_token_settings(settings, entry.span_component, entry.severity_weights)
     return settings
 
 
-def _loop_entry(path: str) -> dict[str, Any]:
+def _loop_entry(path: str) -> LoopEntry:
     """Return the entry of our agent loop in verl's file."""
     try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{_LOOP_FILE}: {path} cannot be read: {reason}") from None
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("name") == TOKENS_AGENT:
-            return entry
-    raise UserError(f"{path}: no agent loop with name {TOKENS_AGENT}. Add it to the list")
+    entries = [
+        entry
+        for entry in (content if isinstance(content, list) else ())
+        if isinstance(entry, dict) and entry.get("name") == TOKENS_AGENT
+    ]
+    if not entries:
+        raise UserError(f"{path}: no agent loop with name {TOKENS_AGENT}. Add it to the list")
+    if len(entries) > 1:
+        raise UserError(f"{path}: {len(entries)} agent loops with name {TOKENS_AGENT}. Keep one")
+    for key in entries[0]:
+        if key not in TOKEN_KEYS:
+            raise UserError(f"{path}: {key}: no such key. There are {', '.join(TOKEN_KEYS)}")
+    entry = check_section(LoopEntry, entries[0], path)
+    if entry.target != TOKENS_CLASS:
+        raise UserError(
+            f"{path}: _target_: {entry.target!r}: verl would not call our code. Set "
+            f"{TOKENS_CLASS}; for a class of your own start verl.trainer.main_ppo itself"
+        )
+    return entry
 
 
 def check_token_settings(
     settings: RewardSettings,
     span_component: str | None,
-    severity_weights: Mapping[str, Any] | None = None,
+    severity_weights: Mapping[str, Any] = SEVERITY_WEIGHTS,
+    stop_ids: Any = None,
 ) -> None:
-    """Raise UserError if it is not said which service's error spans become token rewards, or what a
-    severity weighs."""
-    for severity, weight in (severity_weights or {}).items():
-        is_number = isinstance(weight, int | float) and math.isfinite(weight)
-        if weight is not None and not is_number:
-            raise UserError(f"severity_weights.{severity}: {weight!r} is no number. Correct it")
+    """Raise UserError if it is not said which service's error spans become token rewards, or if a
+    severity weighs no number that a trainer can hold.
+
+    stop_ids: None: the tokenizer's EOS.
+    """
+    try:
+        check_trained_weights(severity_weights)
+        if stop_ids is not None:
+            check_stop_ids(stop_ids)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     if settings.definition is None:
         if span_component is not None:
             raise UserError("span_component: has no effect without definition. Remove it")

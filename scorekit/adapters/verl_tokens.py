@@ -15,7 +15,6 @@ torch and verl: import it only where both are installed.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +33,7 @@ from scorekit.credit import (
     assign_credit,
     decode_completion,
 )
+from scorekit.credit.checks import MAX_FLOAT32
 from scorekit.errors import SampleError, UserError
 from scorekit.prompts import load_postprocess
 from scorekit.schemas import Scored
@@ -82,11 +82,13 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
         Raises UserError if a setting is wrong.
         """
         super().__init__(*args, **kwargs)
+        if not isinstance(settings, Mapping):
+            raise UserError(f"settings: {settings!r} are no settings. Set a mapping")
         self.settings = plain_settings(settings)
-        self.severity_weights = dict(severity_weights)
         self.span_component = span_component
         checked = reward_settings(**self.settings)
-        check_token_settings(checked, span_component, self.severity_weights)
+        check_token_settings(checked, span_component, severity_weights, stop_ids)
+        self.severity_weights = dict(severity_weights)
         self.decode_cfg = DecodeConfig(load_postprocess(checked.postprocess))
         eos = self.tokenizer.eos_token_id
         default_stops = [] if eos is None else [eos]
@@ -158,7 +160,8 @@ def place_rewards(
     That token holds nothing else, so that the estimator can tell the two apart: a reward of its
     own moves to the trained token before it. That happens only if a completion was cut at its
     length limit, or if the service has not read all of it.
-    Raises SampleError if no token is trained on, and ValueError if a number is not finite.
+    Raises SampleError if no token is trained on, and ValueError if a number is not finite in
+    float32.
     """
     trained = [token for token, is_trained in enumerate(mask) if is_trained]
     if not trained:
@@ -172,7 +175,7 @@ def place_rewards(
         rewards[before[-1]] += rewards[last]
         rewards[last] = 0.0
     rewards[last] += sequence_reward
-    if not all(map(math.isfinite, rewards)):
+    if not all(abs(reward) <= MAX_FLOAT32 for reward in rewards):
         raise ValueError("a token reward is not finite")
     return rewards
 
@@ -196,12 +199,16 @@ def token_advantages(
     1 on tokens that are trained on. If rejection sampling masks the last one, the rewards from the
     last valid one on are the sequence reward. A row without a valid token counts in no mean.
     index: [B], groups.
+    Raises ValueError if a reward that counts is NaN or infinite: one would spoil the whole batch.
     """
     rewards_BT = token_level_rewards.double()
     mask_BT = response_mask.bool()
     positions_T = torch.arange(mask_BT.shape[1], device=mask_BT.device)
     last_B = torch.where(mask_BT, positions_T, -1).max(dim=1).values
     is_sequence_BT = positions_T >= last_B[:, None]
+    counts_BT = (mask_BT | is_sequence_BT) & (last_B >= 0)[:, None]
+    if not rewards_BT[counts_BT].isfinite().all():
+        raise ValueError("token_level_rewards: a reward is NaN or infinite")
     sequence_B = torch.where(is_sequence_BT, rewards_BT, 0.0).sum(dim=1)
     groups: dict[Any, list[int]] = {}
     for row, group in enumerate(index):

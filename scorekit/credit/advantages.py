@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
+
+from scorekit.credit.checks import check_choice, is_finite
 
 AdvantageNorm = Literal["batch", "group", "grpo"]
 
@@ -36,9 +38,43 @@ def compute_advantages(
     prompt; `grpo`: the sequence rewards of each prompt are normalized (n - 1 in the deviation), and
     the token rewards added unchanged.
     center: subtract the mean sequence reward of a prompt first.
-    Raises ValueError for a reward that is not finite, and for rows of different lengths.
+    Raises ValueError for an unknown `norm`, for a number that is not finite or too large to
+    compute with, and for lists or rows of different lengths.
     """
-    _check_finite(rewards, token_rewards)
+    check_choice("norm", norm, AdvantageNorm)
+    if not is_finite(eps) or eps < 0:
+        raise ValueError(f"eps: {eps!r} is no finite number of at least 0. Correct it")
+    _check_lengths(rewards, token_rewards=token_rewards, valid=valid, groups=groups)
+    for index, (row, flags) in enumerate(zip(token_rewards, valid, strict=True)):
+        if len(row) != len(flags):
+            raise ValueError(
+                f"sample {index}: {len(row)} token rewards, but {len(flags)} values of valid"
+            )
+    try:
+        _check_finite(rewards, token_rewards)
+        advantages = _advantages(rewards, token_rewards, valid, groups, norm, center, eps)
+    except (OverflowError, ZeroDivisionError):  # a deviation of 0 by rounding, and eps 0
+        advantages = [[math.nan]]
+    if not all(math.isfinite(value) for row in advantages for value in row):
+        raise ValueError("the rewards are too large, or too close to 0 for this eps, to compute")
+    return advantages
+
+
+def _check_lengths(rewards: Sequence[Any], **lists: Sequence[Any]) -> None:
+    for name, values in lists.items():
+        if len(values) != len(rewards):
+            raise ValueError(f"{name}: {len(values)} of them for {len(rewards)} rewards")
+
+
+def _advantages(
+    rewards: Sequence[float | None],
+    token_rewards: Sequence[Sequence[float]],
+    valid: Sequence[Sequence[bool]],
+    groups: Sequence[Hashable],
+    norm: AdvantageNorm,
+    center: bool,
+    eps: float,
+) -> list[list[float]]:
     scored = [index for index, reward in enumerate(rewards) if reward is not None]
     rewards_by_sample = {index: float(rewards[index] or 0.0) for index in scored}
     members: dict[Hashable, list[int]] = {}

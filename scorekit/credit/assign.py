@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scorekit.credit.offsets import DecodeConfig, align_completion, decode_completion
+from pydantic import ValidationError
+
+from scorekit.config import describe_validation_error
+from scorekit.credit.checks import check_stop_ids
+from scorekit.credit.offsets import (
+    Alignment,
+    DecodeConfig,
+    align_completion,
+    align_part,
+    decode_completion,
+)
 from scorekit.credit.spans import (
     SEVERITY_WEIGHTS,
     Combine,
@@ -14,6 +24,7 @@ from scorekit.credit.spans import (
     covered_tokens,
     spans_to_token_rewards,
 )
+from scorekit.credit.text_parts import is_subsequence, positions_of
 from scorekit.credit.token_bytes import Offsets
 from scorekit.schemas import ErrorSpan
 
@@ -29,7 +40,7 @@ class TokenCredit:
     covered: [T] False for tokens that the span model has not read: nothing is known about them.
     unaligned: number of tokens with text that has no position in `text`; no span can hit them.
     missed_spans: number of spans that share no character with any token.
-    method: how the tokens were located (`Alignment.method`); all but `search` are exact.
+    method: how the tokens were located (`Alignment.method`); `bytes` and `encode` are exact.
     """
 
     text: str
@@ -48,6 +59,7 @@ def assign_credit(
     severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
     *,
     text: str | None = None,
+    text_start: int | None = None,
     decode_cfg: DecodeConfig | None = None,
     stop_ids: Sequence[int] = (),
     mt_covered: int | None = None,
@@ -61,23 +73,21 @@ def assign_credit(
     completion_token_ids: [T], as sampled. They are decoded, never tokenized again.
     error_spans: as a service returns them, or dicts with their fields.
     text: the text that was scored; None: the decoded completion after `decode_cfg.postprocess`.
+    text_start: index in the decoded completion (`decode_completion`, without a stop id) where
+    `text` begins; None: it stands in one place only, or characters inside it were removed.
     stop_ids: a last token among them is no part of the text.
     mt_covered: number of characters of the text that the span model has read; None: all.
     For the other arguments see `spans_to_token_rewards`.
-    Raises ValueError for a span outside the text, and for a text that has characters which the
-    completion has not (in this order): its spans would hit wrong tokens. Raises UserError for a
-    severity without a weight.
+    Raises ValueError for a span outside the text; for a text that has characters which the
+    completion has not (in this order), or that stands in several places of it: its spans would hit
+    wrong tokens; and for an argument without a meaning. Raises UserError for a severity without a
+    weight.
     """
-    if text is not None:
-        scored_text = text
-        raw = decode_completion(tokenizer, _without_stop(completion_token_ids, stop_ids))
-        if not _is_part(scored_text, raw):
-            raise ValueError(f"the ids decode to {raw[:80]!r}, but {scored_text[:80]!r} was scored")
-        decode_cfg = DecodeConfig(lambda _: scored_text)
-    alignment = align_completion(tokenizer, completion_token_ids, decode_cfg, stop_ids)
+    check_stop_ids(stop_ids)
+    alignment = _alignment(tokenizer, completion_token_ids, text, text_start, decode_cfg, stop_ids)
     spans = [
-        span if isinstance(span, ErrorSpan) else ErrorSpan.model_validate(span)
-        for span in error_spans
+        span if isinstance(span, ErrorSpan) else _as_span(index, span)
+        for index, span in enumerate(error_spans)
     ]
     rewards = spans_to_token_rewards(
         alignment.text,
@@ -101,14 +111,62 @@ def assign_credit(
     )
 
 
+def _alignment(
+    tokenizer: Any,
+    ids: Sequence[int],
+    text: str | None,
+    text_start: int | None,
+    decode_cfg: DecodeConfig | None,
+    stop_ids: Sequence[int],
+) -> Alignment:
+    if text_start is not None and (text is None or decode_cfg is not None):
+        raise ValueError("text_start: has an effect only with text, and without decode_cfg")
+    if text is not None and decode_cfg is None:
+        raw = decode_completion(tokenizer, _without_stop(ids, stop_ids))
+        positions = _starts_of(text, raw, text_start)
+        alignment = align_part(tokenizer, ids, text, positions, stop_ids)
+    else:
+        alignment = align_completion(tokenizer, ids, decode_cfg, stop_ids)
+    if text is not None and alignment.text != text:
+        raise ValueError(
+            f"decode_cfg gives the text {alignment.text[:80]!r}, but {text[:80]!r} was scored"
+        )
+    if alignment.method == "ambiguous":
+        raise ValueError(
+            f"the text {alignment.text[:80]!r} stands in several places of the completion. Name "
+            "the text, and in text_start the index where it begins"
+        )
+    return alignment
+
+
+def _starts_of(text: str, raw: str, text_start: int | None) -> list[int]:
+    """Return where the text begins in the completion; if it is no part in one piece, nothing."""
+    if text_start is not None:
+        if text_start < 0 or not raw.startswith(text, text_start):
+            raise ValueError(f"text_start: the text does not begin at index {text_start}")
+        return [text_start]
+    positions = positions_of(text, raw)
+    if len(positions) > 1:
+        raise ValueError(
+            f"the text {text[:80]!r} stands in several places of the completion: at "
+            f"{', '.join(map(str, positions[:5]))}. Name the one that was scored in text_start, or "
+            "the function that cuts it out in decode_cfg"
+        )
+    if not positions and not is_subsequence(text, raw):
+        raise ValueError(f"the ids decode to {raw[:80]!r}, but {text[:80]!r} was scored")
+    return positions
+
+
+def _as_span(index: int, span: Mapping[str, Any]) -> ErrorSpan:
+    try:
+        return ErrorSpan.model_validate(span)
+    except ValidationError as error:
+        reason = describe_validation_error(error, "span")
+        raise ValueError(f"error_spans[{index}]: {reason}") from None
+
+
 def _without_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> Sequence[int]:
     return ids[:-1] if ids and ids[-1] in stop_ids else ids
-
-
-def _is_part(text: str, raw: str) -> bool:
-    """Return whether removing characters from `raw` gives `text`, white space aside."""
-    remaining = iter(raw)
-    return all(character in remaining for character in text if not character.isspace())
 
 
 def _missed_spans(spans: Sequence[ErrorSpan], offsets: Offsets) -> int:

@@ -13,12 +13,18 @@ Shapes: T completion tokens. A tokenizer is one of `transformers`, or an object 
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from scorekit.credit.checks import check_token_ids
+from scorekit.credit.text_parts import (
+    character_map,
+    is_subsequence,
+    position_by_marking,
+    positions_of,
+)
 from scorekit.credit.token_bytes import Offsets, offsets_from_bytes, vocabulary_of
 from scorekit.errors import UserError
 from scorekit.prompts import postprocess_translation
@@ -43,7 +49,11 @@ class Alignment:
     text: the completion after post-processing.
     offsets: [T] ranges of `text`, one for each token, end exclusive.
     unaligned: number of tokens with text whose position in `text` is unknown (zero width).
-    method: `bytes`, `encode` or `search`.
+    method: `bytes`, `encode` or `search`; or how the text was found in the completion, where that
+    is not certain: `subsequence` (characters were removed, and it can be found in several ways: the
+    one with the fewest pieces is taken), `rewritten` (it has characters that the completion has
+    not: the longest common pieces are taken), `ambiguous` (it stands in several places: no token
+    has a position).
     """
 
     text: str
@@ -76,9 +86,52 @@ def align_completion(
     stop_ids: a last token among them is no part of the text, even if the tokenizer does not mark it
     as special (a `<|im_end|>` added as a plain token).
     """
-    ids = list(completion_token_ids)
+    postprocess = (decode_cfg or DecodeConfig()).postprocess
+
+    def part_of(raw: str) -> tuple[str, list[int]]:
+        text = postprocess(raw)
+        if not isinstance(text, str):
+            raise UserError(
+                f"postprocess: the function returned {type(text).__name__}. Return a text (in a "
+                "run's config: generation.postprocess)"
+            )
+        if text in (raw, raw.strip()):
+            return text, [raw.index(text)]
+        positions = positions_of(text, raw)
+        if len(positions) > 1:
+            start = position_by_marking(postprocess, text, raw, positions)
+            positions = positions if start is None else [start]
+        return text, positions
+
+    return _align(tokenizer, list(completion_token_ids), stop_ids, part_of)
+
+
+def align_part(
+    tokenizer: Any,
+    completion_token_ids: Sequence[int],
+    text: str,
+    positions: list[int],
+    stop_ids: Sequence[int] = (),
+) -> Alignment:
+    """Locate the tokens of a completion in a text that is a part of it.
+
+    positions: where it may begin in the decoded completion; none: it is no part in one piece.
+    """
+    return _align(tokenizer, list(completion_token_ids), stop_ids, lambda raw: (text, positions))
+
+
+def _align(
+    tokenizer: Any,
+    ids: list[int],
+    stop_ids: Sequence[int],
+    part_of: Callable[[str], tuple[str, list[int]]],
+) -> Alignment:
+    """Decode a completion, and locate its tokens in a part of it.
+
+    part_of: returns the part of a decoded completion, and where it may begin.
+    """
     if ids and ids[-1] in stop_ids:
-        alignment = align_completion(tokenizer, ids[:-1], decode_cfg)
+        alignment = _align(tokenizer, ids[:-1], (), part_of)
         end = len(alignment.text)
         return replace(alignment, offsets=[*alignment.offsets, (end, end)])
     raw = decode_completion(tokenizer, ids)
@@ -97,21 +150,18 @@ def align_completion(
         if len(text_indices) < len(ids)
         else text_offsets
     )
-    text = (decode_cfg or DecodeConfig()).postprocess(raw)
-    if not isinstance(text, str):
-        raise UserError(
-            f"postprocess: the function returned {type(text).__name__}. Return a text (in a run's "
-            "config: generation.postprocess)"
-        )
-    offsets, removed = _after_postprocess(raw, text, offsets)
-    return Alignment(text, offsets, num_unaligned + removed, method)
+    text, positions = part_of(raw)
+    return _in_part(Alignment(raw, offsets, num_unaligned, method), text, positions)
 
 
 def decode_completion(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """Return the text of a completion, without special tokens and before post-processing."""
-    text: str = tokenizer.decode(
-        list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-    )
+    """Return the text of a completion, without special tokens and before post-processing.
+
+    Raises ValueError for what can be no token id.
+    """
+    ids = list(token_ids)
+    check_token_ids(ids)
+    text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
@@ -154,45 +204,36 @@ def _by_search(tokenizer: Any, ids: list[int], raw: str) -> tuple[Offsets, int]:
     return offsets, num_missing
 
 
-def _after_postprocess(raw: str, text: str, offsets: Offsets) -> tuple[Offsets, int]:
-    """Return offsets in `text` for those in `raw`, and the number of tokens with text that are
-    lost."""
+def _in_part(alignment: Alignment, text: str, positions: list[int]) -> Alignment:
+    """Return the alignment with a part of a text, from that with the whole text."""
+    raw, method = alignment.text, alignment.method
     if text == raw:
-        return offsets, 0
-    if text == raw.strip():
-        return _clipped(offsets, len(raw) - len(raw.lstrip()), len(text)), 0
-    new_index = _char_map(raw, text)
+        return alignment
+    if len(positions) > 1:
+        mapped, num_lost = _mapped(alignment, [-1] * len(raw))
+        return Alignment(text, mapped, alignment.unaligned + num_lost, "ambiguous")
+    if positions:
+        (start,) = positions
+        new_index = [-1] * len(raw)
+        new_index[start : start + len(text)] = range(len(text))
+    else:
+        new_index, is_certain = character_map(text, raw)
+        if not is_certain and method != "search":
+            method = "subsequence" if is_subsequence(text, raw) else "rewritten"
+    mapped, num_lost = _mapped(alignment, new_index)
+    return Alignment(text, mapped, alignment.unaligned + num_lost, method)
+
+
+def _mapped(alignment: Alignment, new_index: list[int]) -> tuple[Offsets, int]:
+    """Return the new offsets, and the number of tokens with text that have no place any more."""
     mapped: Offsets = []
     position = num_lost = 0
-    for start, end in offsets:
+    for start, end in alignment.offsets:
         positions = [new_index[index] for index in range(start, end) if new_index[index] >= 0]
         if positions:
             mapped.append((positions[0], positions[-1] + 1))
             position = positions[-1] + 1
         else:
             mapped.append((position, position))
-            num_lost += bool(raw[start:end].strip())
+            num_lost += bool(alignment.text[start:end].strip())
     return mapped, num_lost
-
-
-def _clipped(offsets: Offsets, lead: int, length: int) -> Offsets:
-    """Return the offsets within the `length` characters of a text from `lead` on."""
-    clipped: Offsets = []
-    position = 0
-    for start, end in offsets:
-        start, end = max(start - lead, 0), min(end - lead, length)
-        if start < end:
-            position = end
-            clipped.append((start, end))
-        else:
-            clipped.append((position, position))
-    return clipped
-
-
-def _char_map(raw: str, text: str) -> list[int]:
-    """Return for each character of `raw` its index in `text`, or -1."""
-    new_index = [-1] * len(raw)
-    matcher = difflib.SequenceMatcher(None, raw, text, autojunk=False)
-    for start, target, size in matcher.get_matching_blocks():
-        new_index[start : start + size] = range(target, target + size)
-    return new_index

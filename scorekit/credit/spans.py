@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
+from scorekit.credit.checks import Combine as Combine
+from scorekit.credit.checks import OverlapPolicy as OverlapPolicy
+from scorekit.credit.checks import check_choice, check_confidence, check_span_options, is_finite
 from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below
 from scorekit.schemas import ErrorSpan
 
-OverlapPolicy = Literal["any_overlap", "majority_overlap"]
-Combine = Literal["sum", "min", "max", "spread"]
 SourcesCombine = Literal["sum", "max"]
 
 #: Weights of severities: MQM's points (1, 5; 10 for a critical error) as penalties.
@@ -56,9 +57,11 @@ def spans_to_token_rewards(
     combine: several spans on one token: their sum, the strongest (`max`) or weakest (`min`) one;
     `spread` shares a span's weight equally among the tokens that it hits, then sums.
     use_confidence: multiply a penalty by its span's confidence, if the span has one.
-    Returns [T]. Raises ValueError for a span outside `mt_text`, and UserError for a severity
-    without a weight.
+    Returns [T]. Raises ValueError for a span outside `mt_text`, for an option without a meaning,
+    for a weight, a confidence or a sum that is not finite, and UserError for a severity without a
+    weight.
     """
+    check_span_options(severity_weights, overlap_policy, overlap_threshold, combine)
     weights = {severity.upper(): weight for severity, weight in severity_weights.items()}
     ends = [end for _, end in token_char_offsets]
     hits: dict[int, list[float]] = {}
@@ -67,6 +70,7 @@ def spans_to_token_rewards(
             raise ValueError(f"span {span.start}-{span.end} in a text of {len(mt_text)} characters")
         penalty = severity_weight(span.severity, weights)
         if use_confidence and span.confidence is not None:
+            check_confidence(span.confidence)
             penalty *= span.confidence
         min_share = 0.0 if overlap_policy == "any_overlap" else overlap_threshold
         tokens = _tokens_hit(span, token_char_offsets, ends, min_share)
@@ -77,6 +81,8 @@ def spans_to_token_rewards(
     rewards = [0.0] * len(token_char_offsets)
     for token, penalties in hits.items():
         rewards[token] = _COMBINE[combine](penalties)
+        if not is_finite(rewards[token]):
+            raise ValueError(f"the penalties of token {token} are too large to add up")
     return rewards
 
 
@@ -131,5 +137,6 @@ def combine_sources(
 
     penalties: [S, T], each at most 0. Returns [T].
     """
+    check_choice("combine", combine, SourcesCombine)
     choose = sum if combine == "sum" else min  # the larger penalty is the lower one
     return [choose(token_penalties) for token_penalties in zip(*penalties, strict=True)]

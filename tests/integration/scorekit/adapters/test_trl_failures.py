@@ -237,6 +237,8 @@ def test_tokens_that_the_service_has_not_read_have_a_kl_at_most(tmp_path, beta):
         ({"scale_rewards": "none"}, {}, "scale_rewards: has no effect"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, {}, "multi_objective_aggregation:"),
         ({}, {"advantage_norm": "all"}, "'all' does not exist. Set one of batch, group, grpo"),
+        ({}, {"advantage_eps": math.nan}, "advantage_eps: nan is no number"),
+        ({}, {"advantage_eps": -1.0}, "advantage_eps: -1.0 is no number"),
     ],
 )
 def test_an_option_without_effect_is_refused(tmp_path, arguments, options, message):
@@ -252,6 +254,15 @@ def test_a_setting_that_is_wrong_is_told_at_once():
         ({"weight": math.inf}, "weight: inf is not finite"),
         ({"src_pattern": "("}, "src_pattern"),
         ({"postprocess": "gone"}, "postprocess 'gone'"),
+        ({"severity_weights": {"MAJOR": math.nan}}, "severity_weights.MAJOR: nan"),
+        ({"severity_weights": {"MAJOR": -1e30}, "weight": 1e30}, "severity_weights.MAJOR: -1e"),
+        ({"severity_weights": {}}, "no severity has a weight"),
+        ({"severity_weights": {"UNKNOWN": None}}, "no severity has a weight"),
+        ({"overlap_policy": "any"}, "overlap_policy: 'any' does not exist"),
+        ({"overlap_threshold": math.nan}, "overlap_threshold: nan is no share"),
+        ({"combine": "mean"}, "combine: 'mean' does not exist"),
+        ({"stop_ids": 5}, "stop_ids: 5 are no token ids"),
+        ({"stop_ids": "5"}, "stop_ids: '5' are no token ids"),
     ):
         with pytest.raises(UserError, match=message):
             SpanRewards("http://127.0.0.1:1", tokenizer=byte_level_tokenizer(), **settings)

@@ -17,6 +17,14 @@ MANAGERS = ["naive", "dapo", "gdpo"]
 TEXT = "그 집은 red colour 이다."
 #: Two prompts: one with two completions, one whose second completion was not scored.
 REWARDS = [[0.0, -1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 1.0], [-5.0, 7.0, 0.0, 0.0]]
+#: Name -> settings of the agent loop, and a part of the message.
+WRONG_LOOPS = {
+    "weight": ({"severity_weights": {"MAJOR": math.nan}}, "severity_weights.MAJOR: nan is no"),
+    "weights": ({"severity_weights": ["MAJOR"]}, "severity_weights: a "),
+    "no_weight": ({"severity_weights": {}}, "no severity has a weight"),
+    "stop_ids": ({"stop_ids": 5}, "stop_ids: 5 are no token ids"),
+    "settings": ({"settings": "x"}, "settings: 'x' are no settings"),
+}
 MASK = [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]]
 
 pytestmark = [
@@ -70,44 +78,89 @@ def results(tmp_path_factory):
         path = folder / "reward.yaml"
         path.write_text(yaml.safe_dump(_definition(metricx, xcomet)))
         composite = {"settings": {"definition": str(path)}}
-        calls = {
-            name: ["managed", {"manager": name, "settings": {"url": [metricx]}, "texts": ["가"]}]
-            for name in MANAGERS
-        } | {
-            "composite": ["managed", {"manager": "naive", "texts": [TEXT, "다"], **composite}],
-            "tokens": ["tokens", {"texts": [TEXT, "xyzw"], "settings": {"url": xcomet}}],
-            "cut": ["tokens", {"texts": ["xyzw"], "settings": {"url": xcomet}, "ends": False}],
-            "short": ["tokens", {"texts": [TEXT], "settings": {"url": short}}],
-            "weighted": [
-                "tokens",
-                {
-                    "texts": [TEXT],
-                    "settings": {"url": xcomet},
-                    "severity_weights": {"MINOR": -0.5, "MAJOR": -0.25, "CRITICAL": None},
+        calls = (
+            {
+                name: [
+                    "managed",
+                    {"manager": name, "settings": {"url": [metricx]}, "texts": ["가"]},
+                ]
+                for name in MANAGERS
+            }
+            | {
+                "composite": ["managed", {"manager": "naive", "texts": [TEXT, "다"], **composite}],
+                "tokens": ["tokens", {"texts": [TEXT, "xyzw"], "settings": {"url": xcomet}}],
+                "cut": ["tokens", {"texts": ["xyzw"], "settings": {"url": xcomet}, "ends": False}],
+                "short": ["tokens", {"texts": [TEXT], "settings": {"url": short}}],
+                "weighted": [
+                    "tokens",
+                    {
+                        "texts": [TEXT],
+                        "settings": {"url": xcomet},
+                        "severity_weights": {"MINOR": -0.5, "MAJOR": -0.25, "CRITICAL": None},
+                    },
+                ],
+                "straying": [
+                    "tokens",
+                    {"texts": ["past", "unknown"], "settings": {"url": straying}},
+                ],
+                "spanless": ["tokens", {"texts": [TEXT], "settings": {"url": metricx}}],
+                "composite_tokens": [
+                    "tokens",
+                    {"texts": [TEXT], "span_component": "xcomet", **composite},
+                ],
+                **{
+                    f"wrong_{name}": [
+                        "tokens",
+                        {"texts": [TEXT], "settings": {"url": xcomet}} | options,
+                    ]
+                    for name, (options, _) in WRONG_LOOPS.items()
                 },
-            ],
-            "straying": ["tokens", {"texts": ["past", "unknown"], "settings": {"url": straying}}],
-            "spanless": ["tokens", {"texts": [TEXT], "settings": {"url": metricx}}],
-            "composite_tokens": [
-                "tokens",
-                {"texts": [TEXT], "span_component": "xcomet", **composite},
-            ],
-            "advantages": ["advantages", _BATCH],
-            "returned": ["advantages", _BATCH | {"estimator": "reinforce_plus_plus"}],
-            "summed": ["advantages", _BATCH | {"estimator": "grpo"}],
-            "alone_grpo": [
-                "advantages",
-                {"rewards": [[0.0, 7.0]], "mask": [[1, 1]], "groups": ["q"], "estimator": "grpo"},
-            ],
-            "none_mean": ["validation_means", {"values": [0.5, None, 1.0]}],
-            "nan_mean": ["validation_means", {"values": [0.5, math.nan, 1.0]}],
-        }
+                "large": [
+                    "tokens",
+                    {
+                        "texts": ["xyzw"],
+                        "settings": {"url": xcomet},
+                        "ends": False,  # the last token's penalty moves to the one before it
+                        "severity_weights": dict.fromkeys(("MINOR", "MAJOR", "CRITICAL"), -3e38),
+                    },
+                ],
+                "nan_advantages": [
+                    "advantages",
+                    _BATCH | {"rewards": [[math.nan] * 4, *REWARDS[1:]]},
+                ],
+                "inf_advantages": [
+                    "advantages",
+                    _BATCH | {"rewards": [*REWARDS[:2], [-math.inf] * 4]},
+                ],
+                "masked_nan": ["advantages", _MASKED],
+                "advantages": ["advantages", _BATCH],
+                "returned": ["advantages", _BATCH | {"estimator": "reinforce_plus_plus"}],
+                "summed": ["advantages", _BATCH | {"estimator": "grpo"}],
+                "alone_grpo": [
+                    "advantages",
+                    {
+                        "rewards": [[0.0, 7.0]],
+                        "mask": [[1, 1]],
+                        "groups": ["q"],
+                        "estimator": "grpo",
+                    },
+                ],
+                "none_mean": ["validation_means", {"values": [0.5, None, 1.0]}],
+                "nan_mean": ["validation_means", {"values": [0.5, math.nan, 1.0]}],
+            }
+        )
         yield probe(folder, calls) | {
             "scored": [sum(metricx_backend.batches), sum(xcomet_backend.batches)]
         }
 
 
 _BATCH = {"rewards": REWARDS, "mask": MASK, "groups": ["p", "p", "q"]}
+#: A row without a valid token, and a masked token before the last valid one: neither counts.
+_MASKED = {
+    "rewards": [[math.nan, 1.0], [0.0, 3.0], [math.nan, math.nan]],
+    "mask": [[0, 1], [1, 1], [0, 0]],
+    "groups": ["p", "p", "q"],
+}
 
 
 @pytest.mark.parametrize("name", MANAGERS)
@@ -192,6 +245,33 @@ def test_advantages_keep_positions_and_center_groups(results):
     for row, expected in zip(results["advantages"], raw, strict=True):
         scaled = [0.0 if v is None else (v - mean) / (deviation + 1e-8) for v in expected]
         assert row == pytest.approx(scaled, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", WRONG_LOOPS)
+def test_an_agent_loop_with_a_wrong_setting_is_not_made(results, name):
+    (answer,) = results[f"wrong_{name}"]
+    assert answer.startswith("UserError: ") and WRONG_LOOPS[name][1] in answer
+
+
+@pytest.mark.parametrize("name", ["nan", "inf"])
+def test_a_reward_that_is_no_number_never_becomes_an_advantage(results, name):
+    answer = results[f"{name}_advantages"]
+    assert answer == "ValueError: token_level_rewards: a reward is NaN or infinite"
+
+
+def test_penalties_that_float32_cannot_hold_raise(results):
+    assert results["large"] == ["ValueError: a token reward is not finite"]
+
+
+def test_a_reward_that_counts_nowhere_may_be_nan(results):
+    values = [advantage for row in results["masked_nan"] for advantage in row]
+    assert values == [
+        0.0,
+        pytest.approx(-1.414, abs=1e-3),
+        *[pytest.approx(0.707, abs=1e-3)] * 2,
+        0,
+        0,
+    ]
 
 
 def test_the_estimators_that_are_refused_lose_positions(results):

@@ -44,6 +44,23 @@ ENTRIES = {
     "setting": (ENTRY | {"settings": {"url": URL, "srckey": "s"}}, "srckey"),
     "other": (ENTRY | {"name": "other"}, "no agent loop with name scorekit_tokens"),
     "weight": (ENTRY | {"severity_weights": {"MINOR": "one"}}, "severity_weights.MINOR: 'one'"),
+    "no_weight": (ENTRY | {"severity_weights": {}}, "no severity has a weight"),
+    "null_weights": (ENTRY | {"severity_weights": None}, "severity_weights: Input should be"),
+    "list_weights": (ENTRY | {"severity_weights": ["MAJOR"]}, "severity_weights: Input should be"),
+    "number_weights": (ENTRY | {"severity_weights": 5}, "severity_weights: Input should be"),
+    "key_weights": (ENTRY | {"severity_weights": {False: -1.0}}, "[key]: Input should be"),
+    "nan_weight": (ENTRY | {"severity_weights": {"MAJOR": float("nan")}}, "MAJOR: nan is no"),
+    "large_weight": (ENTRY | {"severity_weights": {"MAJOR": -1e39}}, "MAJOR: -1e+39 is too large"),
+    "text_settings": (ENTRY | {"settings": "x"}, "settings: Input should be"),
+    "number_setting": (ENTRY | {"settings": {1: 2}}, "settings.1.[key]: Input should be"),
+    "no_settings": ({k: v for k, v in ENTRY.items() if k != "settings"}, "settings: Field"),
+    "number_key": (ENTRY | {1: 2}, "1: no such key"),
+    "stop_id": (ENTRY | {"stop_ids": 5}, "stop_ids: Input should be a valid list"),
+    "stop_text": (ENTRY | {"stop_ids": "a"}, "stop_ids: Input should be a valid list"),
+    "stop_texts": (ENTRY | {"stop_ids": ["5"]}, "stop_ids.0: Input should be a valid integer"),
+    "no_target": ({k: v for k, v in ENTRY.items() if k != "_target_"}, "_target_: Field required"),
+    "other_target": (ENTRY | {"_target_": "mine.Loop"}, "'mine.Loop': verl would not call our"),
+    "twice": ([ENTRY, ENTRY], "2 agent loops with name scorekit_tokens"),
     "span_component": (ENTRY | {"span_component": "x"}, "has no effect without definition"),
     "no_span_component": (ENTRY | {"settings": {"definition": DEFINITION}}, "span_component: None"),
     "rule": (
@@ -64,6 +81,14 @@ FUNCTION_CASES = {
         {},
         "custom_reward_function.path: verl 0.9 does not read it",
     ),
+    "own_path": (
+        [f"{FUNCTION}.path=/tmp/mine.py"],
+        {},
+        "path: '/tmp/mine.py': verl would not call our code",
+    ),
+    "own_module": ([f"{FUNCTION}.path=pkg://mine"], {}, "start verl.trainer.main_ppo itself"),
+    "own_name": ([f"{FUNCTION}.name=compute_scor"], {}, "name: 'compute_scor': verl would not"),
+    "no_name": ([f"{FUNCTION}.name=null"], {}, "name: None: verl would not call our code"),
     "setting": ([], {"settings": {"url": URL, "srckey": "s"}}, "srckey"),
     "url": ([], {"settings": {"url": "localhost:1"}}, "is not the URL of a service"),
     "both": ([], {"settings": {"definition": DEFINITION, "offset": 1.0}}, "offset: has no effect"),
@@ -89,6 +114,9 @@ FUNCTION_CASES = {
 }
 GOOD = {
     "documented": ([], {}),
+    "slashes": ([f"{FUNCTION}.path=pkg://scorekit/adapters/verl"], {}),
+    "file": ([f"{FUNCTION}.path=scorekit/adapters/verl.py"], {}),
+    "file_url": ([f"{FUNCTION}.path=file://scorekit/adapters/verl.py"], {}),
     "definition": ([], {"settings": {"definition": DEFINITION}}),
     "gdpo": (
         [
@@ -127,7 +155,8 @@ def checks(tmp_path_factory):
     composite = ENTRY | {"settings": {"definition": DEFINITION}, "span_component": "xcomet"}
     entries = {name: entry for name, (entry, _) in ENTRIES.items()}
     for name, entry in (entries | {"plain": ENTRY, "composite": composite}).items():
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump([entry]))
+        content = entry if isinstance(entry, list) else [entry]
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
         calls[f"entry_{name}"] = [
             "checked_plainly",
             {"overrides": _tokens(folder / f"{name}.yaml")},
@@ -136,6 +165,7 @@ def checks(tmp_path_factory):
     for name, overrides in {
         "none": [],
         "untold": OURS[:3],
+        "no_mapping": [*OURS[:2], f"+{FUNCTION}.reward_kwargs=x"],
         "example": _tokens("examples/verl/agent_loops.yaml"),
         "grpo": _tokens(plain, estimator="grpo"),
         "v0": _tokens(plain, "trainer.use_v1=false"),
@@ -167,6 +197,7 @@ def test_a_wrong_entry_of_the_agent_loop_is_refused(checks, name):
     [
         ("none", "reward.custom_reward_function.path: not set"),
         ("untold", "reward_kwargs.reward_manager: expected 'naive'"),
+        ("no_mapping", "reward_kwargs: 'x' are no settings"),
         ("grpo", "algorithm.adv_estimator: 'grpo' sums"),
         ("v0", "trainer.use_v1"),
         ("alone", "actor_rollout_ref.rollout.n"),
@@ -196,9 +227,12 @@ def test_every_process_of_verl_imports_our_estimator(checks):
         ([*OURS, "reward.reward_manager.name=rate_limited"], "reward.reward_manager: "),
         ([*OURS[:2], OURS[3], f"+{FUNCTION}.reward_kwargs.definition=gone.yaml"], "gone.yaml"),
         (_tokens("gone.yaml"), "gone.yaml cannot be read"),
+        ([f"{FUNCTION}.path=pkg://mine"], "verl would not call our code"),
+        (_tokens("entries.yaml"), "settings: Input should be"),
     ],
 )
 def test_the_command_ends_with_2_and_one_line_before_ray_starts(overrides, message, tmp_path):
+    (tmp_path / "entries.yaml").write_text(yaml.safe_dump([ENTRY | {"settings": "x"}]))
     process = subprocess.run(
         [VERL, "-W", "ignore", "-m", "scorekit.adapters.verl_run", *overrides],
         cwd=tmp_path,
