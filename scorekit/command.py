@@ -17,7 +17,12 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.report.render import visible
 
 #: Module names that differ from the name of their distribution.
-_DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "sklearn": "scikit-learn"}
+_DISTRIBUTIONS = {
+    "hydra": "hydra-core",
+    "PIL": "pillow",
+    "yaml": "pyyaml",
+    "sklearn": "scikit-learn",
+}
 _OURS = ("scorekit", "services", "trainer", "synth", "synth_parallel", "deploy", "demo", "bench")
 _NAME = re.compile(r"[\w.-]+")
 

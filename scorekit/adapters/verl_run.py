@@ -27,6 +27,7 @@ from scorekit.adapters.verl import (
     plain_settings,
     sample_definition,
 )
+from scorekit.command import run_command
 from scorekit.config import Config
 from scorekit.config import check_config as check_section
 from scorekit.credit import SEVERITY_WEIGHTS
@@ -262,4 +263,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

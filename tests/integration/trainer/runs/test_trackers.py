@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from accelerate import Accelerator
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from testing.servers import running_service
+from testing.servers import running_service, wait_until
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.trackers import check_trackers, track, tracking
@@ -92,6 +93,9 @@ def test_what_is_no_number_is_left_out(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Path) -> None:
     for done, value in ((None, 1.0), (2, 5.0)):
+        # TensorBoard orders files by the second in their names, then by a number as text.
+        second = int(time.time())
+        wait_until(lambda second=second: int(time.time()) > second)
         accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
         with tracking(accelerator, {}, done):
             for update in range((done or 0) + 1, 5):

@@ -68,7 +68,9 @@ def test_the_config_says_what_becomes_of_a_completion() -> None:
         assert after.completion_text == without_a(before.completion_text)
         letters = [after.completion_text[start:end] for start, end in after.token_char_offsets]
         assert "".join(letters) == after.completion_text
-    with pytest.raises(UserError, match=r"generation\.postprocess: returned int"):
+    with pytest.raises(
+        UserError, match=r"postprocess: the function returned int\. .*generation\.post"
+    ):
         sample(postprocess=f"{__name__}:counted")
 
 
