@@ -51,7 +51,9 @@ def after_final(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "options", [{"text": PLAIN}, {"decode_cfg": DecodeConfig(without_tags)}], ids=str
+    "options",
+    [{"text": PLAIN}, {"decode_cfg": DecodeConfig(without_tags)}],
+    ids=["text", "decode_cfg"],
 )
 @pytest.mark.parametrize(
     ("span", "position"),
