@@ -29,6 +29,13 @@ class Config(BaseModel):
 C = TypeVar("C", bound=BaseModel)
 
 
+def split_commas(value: Any) -> Any:
+    """Return the parts of a comma-separated text, stripped; any other value as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
 def load_config(
     config_type: type[C], path: str | Path | None = None, overrides: list[str] | None = None
 ) -> C:

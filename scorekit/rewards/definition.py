@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from scorekit.config import Config, check_config, load_config
+from scorekit.config import Config, check_config, load_config, split_commas
 from scorekit.errors import UserError
 
 #: Parts of a service's answer that can be a component. Lists count their entries.
@@ -30,13 +30,7 @@ SampleRule = Literal["language", "script", "copy", "length", "repetition", "trun
 RefusedType = Literal["invalid_input", "overlong"]
 
 
-def _split_commas(value: Any) -> Any:
-    if isinstance(value, str):
-        return [url.strip() for url in value.split(",") if url.strip()]
-    return value
-
-
-Urls = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
+Urls = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 
 

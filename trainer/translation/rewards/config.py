@@ -6,18 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scorekit.config import Config
+from scorekit.config import Config, split_commas
 from scorekit.rewards import RewardDefinition, load_definition
 from trainer.config_base import may_change
 
-
-def _split_commas(value: Any) -> Any:
-    if isinstance(value, str):
-        return [url.strip() for url in value.split(",") if url.strip()]
-    return value
-
-
-Urls = Annotated[list[str], BeforeValidator(_split_commas)]
+Urls = Annotated[list[str], BeforeValidator(split_commas)]
 
 
 def _load_definition(value: Any) -> Any:

@@ -47,8 +47,8 @@ def definition(metricx, xcomet, **keys):
             "chrf": {"rule": "chrf", "weight": 0.0},
         },
         "gates": {"copy": {"rule": "copy", "max_share": 0.5, "reward": -30.0}},
-        "timeout_s": 0.5,
-        "deadline_s": 2.0,
+        "timeout_s": 1.5,
+        "deadline_s": 6.0,
         **keys,
     }
 

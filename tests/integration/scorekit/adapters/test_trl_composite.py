@@ -36,8 +36,8 @@ def definition(metricx, xcomet, **keys):
             "copy": {"rule": "copy", "weight": -1.0},
             "chrf": {"rule": "chrf", "weight": 0.0},
         },
-        "timeout_s": 1.0,
-        "deadline_s": 3.0,
+        "timeout_s": 2.0,
+        "deadline_s": 8.0,
         **keys,
     }
 

@@ -17,7 +17,7 @@ from scorekit.server.fake import FakeBackend, fake_score
 
 DEMO = Path(__file__).parents[4] / "demo"
 #: Settings of a client that gives up within seconds.
-IMPATIENT = {"timeout_s": 1.0, "deadline_s": 2.0}
+IMPATIENT = {"timeout_s": 2.0, "deadline_s": 6.0}
 
 
 class MarkingBackend(FakeBackend):

@@ -21,7 +21,7 @@ from tests.kits.real_tokenizers import write_tokenizer
 ROOT = Path(__file__).parents[4]
 VERL = ROOT / ".venv-verl/bin/python"
 #: Settings of a client that gives up within seconds.
-IMPATIENT = {"timeout_s": 1.0, "deadline_s": 2.0}
+IMPATIENT = {"timeout_s": 2.0, "deadline_s": 6.0}
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
