@@ -202,6 +202,15 @@ def _question(row: Any, position: str, data: SearchData) -> Question:
     )
 
 
+def question_from_row(row: Mapping[str, Any], data: SearchData | None = None) -> Question:
+    """Return the question in a row that another trainer read from a file of questions.
+
+    data: names the columns, as for `load_questions`. Raises UserError, which names the column.
+    """
+    question = _question(row, "the row", data or SearchData())
+    return _with_ids("the row", [question])[0]
+
+
 def _field_value(row: Mapping[str, Any], field: str, data: SearchData) -> tuple[str, Any]:
     """Return the column that holds a field and its value; of several the first with a value."""
     columns = (data.columns[field],) if field in data.columns else COLUMNS[field]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -153,7 +154,7 @@ class RewardStream:
             dropped, self._dropped = self._dropped, 0
         collected = {
             id: submitted.final
-            or self._without_answer(submitted, "late", f"no answer in {deadline_s:g} s")
+            or self._without_answer(submitted.trajectory, "late", f"no answer in {deadline_s:g} s")
             for id, submitted in popped.items()
         }
         self._collected.stats = step_stats(collected) | {
@@ -175,10 +176,40 @@ class RewardStream:
             return [
                 pending.final
                 or self._without_answer(
-                    pending, "failed", str(pending.error or "the run ended before")
+                    pending.trajectory, "failed", str(pending.error or "the run ended before")
                 )
                 for pending in of_step
             ]
+
+    async def reward(self, trajectory: Trajectory, deadline_s: float) -> Trajectory:
+        """Return a finished episode with its reward, outside of any step; any loop may wait for it.
+
+        If there is no answer after `deadline_s`, the reward is late and has no value. The calls
+        continue, because they are paid for and the answer is stored. Raises ValueError for an
+        episode that still runs, and what `AnswersEpisodes.finish` raises, also for each later
+        episode (the money is spent).
+        """
+        if trajectory.end is None:
+            raise ValueError(f"{trajectory.trajectory_id}: the episode has not ended")
+        skipped = skip_reward(trajectory, self._cfg)
+        if skipped is not None:
+            return with_reward(skipped, self._cfg)
+        if self._fatal is not None:
+            raise self._fatal
+        assert self._thread is not None and self._answering is not None
+        answer = self._thread.submit(self._answering.finish(trajectory, self._load_image))
+        try:
+            waiting = asyncio.shield(asyncio.wrap_future(answer))
+            return with_reward(await asyncio.wait_for(waiting, deadline_s), self._cfg)
+        except TimeoutError:
+            return self._without_answer(trajectory, "late", f"no answer in {deadline_s:g} s")
+        except asyncio.CancelledError:
+            if answer.cancelled():  # by `close`, and not by the caller's own end
+                raise RuntimeError("the reward stream is closed") from None
+            raise
+        except Exception as error:
+            self._fatal = self._fatal or error
+            raise
 
     def close(self) -> None:
         """Cancel pending calls. A second call does nothing."""
@@ -236,9 +267,9 @@ class RewardStream:
                 self._dropped += 1
             self._changed.notify_all()
 
-    def _without_answer(self, pending: _Pending, status: Status, reason: str) -> Trajectory:
+    def _without_answer(self, trajectory: Trajectory, status: Status, reason: str) -> Trajectory:
         update = {
             "answer": GeneratedAnswer(status=status, error=reason),
             "judged": JudgedAnswer(status=status, reason=reason),
         }
-        return with_reward(pending.trajectory.model_copy(update=update), self._cfg)
+        return with_reward(trajectory.model_copy(update=update), self._cfg)

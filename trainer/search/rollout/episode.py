@@ -9,31 +9,21 @@ fails for one episode, that episode ends as failed.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from scorekit.net.loop_thread import LoopThread
 from scorekit.net.tasks import gather_or_cancel
-from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
-from trainer.search.records import ActionName, EndName, ImageView, Question, Trajectory, Turn
+from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.config import EpisodeConfig
-from trainer.search.rollout.policies import Policy, TurnOutput, TurnRequest
-from trainer.search.rollout.prompt import Message, observed, opening
-from trainer.search.rollout.tools import PageSource, SearchTools, ToolCall, ToolResult
+from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.state import EpisodeState, add_turn
+from trainer.search.rollout.tools import MAX_TOOL_CALLS, PageSource, SearchTools
 
-log = logging.getLogger(__name__)
-
-#: The text of the last turn if the policy has no turns left.
-FORCED_TEXT = "<think>There are no turns left.</think>\n<search_complete>true</search_complete>"
-#: Max tool calls of a process that wait for the retriever at the same time. The retriever's client
-#: has a lower bound of its own (`retriever.max_in_flight`): a thread only waits.
-MAX_TOOL_CALLS = 256
 T = TypeVar("T")
 
 
@@ -95,7 +85,7 @@ def run_trajectories(
     revision = tools.index_revision()
     for trajectory in trajectories:
         trajectory.policy, trajectory.index_revision = policy.name, revision
-    episodes = [_Episode(trajectory, cfg) for trajectory in trajectories]
+    episodes = [EpisodeState(trajectory, cfg) for trajectory in trajectories]
 
     async def run_all() -> None:
         with _tool_threads(len(episodes)) as threads:
@@ -147,7 +137,7 @@ def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def _run_episode(
-    episode: _Episode,
+    episode: EpisodeState,
     policy: Policy,
     tools: SearchTools,
     threads: Executor,
@@ -155,16 +145,11 @@ async def _run_episode(
     on_turn: Callable[[Trajectory], None],
 ) -> None:
     """Run the turns of one episode and hand it over."""
-    loop, trajectory = asyncio.get_running_loop(), episode.trajectory
+    trajectory = episode.trajectory
     while trajectory.end is None:
         started_at = time.perf_counter()
         reply = await policy.turn(episode.turn_request())
-        episode.note_reply(reply, time.perf_counter() - started_at)
-        if trajectory.end is None:
-            started_at = time.perf_counter()
-            result = await loop.run_in_executor(threads, tools.execute, episode.tool_call())
-            tools.save_images(result)
-            episode.note_outcome(result, time.perf_counter() - started_at)
+        await add_turn(episode, reply, time.perf_counter() - started_at, tools, threads)
         on_turn(trajectory)
     trajectory.tokens = policy.finish(trajectory.trajectory_id)
     episode.messages = []  # frees their images
@@ -180,104 +165,3 @@ def group_names(questions: Sequence[Question]) -> list[str]:
         occurrence = seen[question.id]
         names.append(question.id if occurrence == 1 else f"{question.id}#{occurrence}")
     return names
-
-
-@dataclass(slots=True)
-class _Episode:
-    """A running episode. written: tokens sampled so far. action: of the current turn."""
-
-    trajectory: Trajectory
-    cfg: EpisodeConfig
-    messages: list[Message] = field(default_factory=list)
-    written: int = 0
-    view: ImageView | None = None
-    action: Search | Crop | Invalid | None = None
-
-    def __post_init__(self) -> None:
-        self.messages = opening(self.trajectory.question, self.cfg)
-
-    @property
-    def turns_left(self) -> int:
-        max_turns = self.trajectory.question.max_turns or self.cfg.max_turns
-        return max_turns - len(self.trajectory.turns)
-
-    def turn_request(self) -> TurnRequest:
-        return TurnRequest(
-            trajectory_id=self.trajectory.trajectory_id,
-            turn=len(self.trajectory.turns) + 1,
-            messages=self.messages,
-            temperature=self.trajectory.question.temperature,
-            tokens_left=self.cfg.max_response_length - self.written,
-        )
-
-    def tool_call(self) -> ToolCall:
-        assert self.action is not None
-        seen = frozenset(self.trajectory.shown_pages)
-        return ToolCall(self.action, self.view, seen, self.turns_left)
-
-    def note_reply(self, reply: TurnOutput, seconds: float) -> None:
-        """Add a turn of the policy; the episode may end with it."""
-        if reply.end is not None:
-            self.end(reply.end, reply.detail)
-            return
-        action = parse(reply.text)
-        turns = self.trajectory.turns
-        turns.append(
-            Turn(
-                number=len(turns) + 1,
-                text=reply.text,
-                tokens=reply.tokens,
-                action=_NAMES[type(action)],
-                policy_s=seconds if reply.seconds is None else reply.seconds,
-            )
-        )
-        self.written += reply.tokens or 0
-        self.messages.append(Message("assistant", reply.text))
-        if isinstance(action, Complete):
-            self.end("complete" if action.done else "declined")
-        else:
-            self.action = action
-            _note_action(turns[-1], action, self.cfg)
-
-    def note_outcome(self, outcome: ToolResult, seconds: float) -> None:
-        """Add the result of the turn's action; the episode may end with it."""
-        turn, gold = self.trajectory.turns[-1], self.trajectory.question.gold
-        if outcome.reason is not None:
-            turn.action, turn.reason, turn.detail = "invalid", outcome.reason, outcome.detail
-        turn.hits, turn.rank, turn.tool_s = outcome.hits, outcome.rank, seconds
-        turn.observation = outcome.text
-        turn.views = [item.view for item in outcome.images]
-        new = [view.page_id for view in turn.views if view.kind == "page"]
-        turn.golden = any(page in gold for page in new) if new and gold else None
-        self.view = turn.views[-1] if turn.views else self.view
-        self.messages.append(observed(outcome.text, outcome.images, self.cfg))
-        if outcome.failed is not None:
-            self.end("failed", outcome.failed)
-        elif self.turns_left <= 0:
-            self.force("max_turns")
-        elif self.written >= self.cfg.max_response_length:
-            self.force("max_response_length")
-
-    def force(self, reason: str) -> None:
-        """End the episode because a limit is reached."""
-        turns = self.trajectory.turns
-        turns.append(Turn(number=len(turns) + 1, text=FORCED_TEXT, forced=True, action="complete"))
-        self.end("forced", reason)
-
-    def end(self, name: EndName, detail: str = "") -> None:
-        self.trajectory.end, self.trajectory.end_detail = name, detail
-
-
-_NAMES: dict[type[Action], ActionName] = {
-    Search: "search",
-    Crop: "crop",
-    Complete: "complete",
-    Invalid: "invalid",
-}
-
-
-def _note_action(turn: Turn, action: Search | Crop | Invalid, cfg: EpisodeConfig) -> None:
-    if isinstance(action, Search):
-        turn.query = action.query
-    elif isinstance(action, Crop):
-        turn.box, turn.convention = action.box, cfg.sight.box_convention

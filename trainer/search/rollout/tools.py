@@ -26,6 +26,10 @@ _CACHE_SIZE = 512
 #: the threads that send and receive.
 _RENDERED_AT_ONCE = min(8, os.cpu_count() or 1)
 
+#: Max tool calls of a process that wait for the retriever at the same time. The retriever's client
+#: has a lower bound of its own (`retriever.max_in_flight`): a thread only waits.
+MAX_TOOL_CALLS = 256
+
 
 class PageSource(Protocol):
     """A retriever: `scorekit.retrieval.client.Retriever`, or a substitute."""

@@ -1,0 +1,182 @@
+"""Hold the environment against our own trainer, and make its services fail."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scorekit.errors import UserError
+from testing.flaky_server import FAULTS, Fault
+from tests.kits.trainer.search_environment.plays import (
+    DemoServices,
+    demo_services,
+    play,
+    played_by_environment,
+    played_by_trainer,
+)
+from tests.kits.trainer.search_environment.script import (
+    COMPLETE,
+    fuzzed_turns,
+    scripted_turns,
+)
+from trainer.search.data import question_from_row
+from trainer.search.environment.environment import SearchEnvironment
+from trainer.search.environment.services import open_environment_services
+from trainer.search.trajectories.store import FOLDER, TrajectoryStore
+
+pytestmark = pytest.mark.integration
+#: Episodes of 6 turns each: 5,040 turns.
+FUZZED_EPISODES = 840
+ROUTES = {"retriever": "search", "generator": "completions", "judge": "score"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServices]:
+    with demo_services(tmp_path_factory.mktemp("environment")) as services:
+        yield services
+
+
+@pytest.fixture
+def services(demo: DemoServices) -> Iterator[DemoServices]:
+    yield demo
+    demo.recover()
+
+
+def test_the_demo_s_questions_give_what_our_trainer_gives(
+    services: DemoServices, tmp_path: Path
+) -> None:
+    turns = [(question, scripted_turns(question)) for question in services.questions]
+    expected = played_by_trainer(services.cfg, tmp_path, turns)
+    with open_environment_services(services.cfg) as opened:
+        records = played_by_environment(opened, turns)
+        assert opened.episodes.counts == {"ok": 50}
+    assert records == expected
+    assert len(records) == 50 and all(record["status"] == "ok" for record in records)
+    assert {record["end"] for record in records} == {"complete", "forced", "declined"}
+    assert len({record["reward"] for record in records}) > 5
+
+
+def test_fuzzed_turns_give_what_our_trainer_gives(services: DemoServices, tmp_path: Path) -> None:
+    cfg = services.cfg.model_copy(deep=True)
+    cfg.reward.w_judge = 0.0  # the pages matter here, and no answer
+    rng = random.Random(7)
+    turns = [
+        (rng.choice(services.questions), fuzzed_turns(seed, cfg.episode.max_turns))
+        for seed in range(FUZZED_EPISODES)
+    ]
+    expected = played_by_trainer(cfg, tmp_path, turns)
+    with open_environment_services(cfg) as opened:
+        records = played_by_environment(opened, turns)
+    assert sum(len(texts) for _, texts in turns) > 5000
+    assert records == expected
+    images = [message for record in records for message in record["messages"] if message[2]]
+    assert len(images) > 200
+
+
+@pytest.mark.parametrize("failure", FAULTS)
+@pytest.mark.parametrize("name", ROUTES)
+def test_a_failing_service_gives_no_reward_and_no_observation(
+    name: str, failure: Fault, services: DemoServices
+) -> None:
+    cfg = services.cfg.model_copy(deep=True)
+    sections = {
+        "retriever": cfg.retriever,
+        "generator": cfg.answering.generator,
+        "judge": cfg.answering.judge,
+    }
+    sections[name].deadline_s = 3.0
+    # No answer may come from a cache.
+    question = services.questions[1].model_copy(update={"question": f"{name} {failure}: how long?"})
+    turns = ["<think>look</think>\n<search>life</search>"] * 2 + [COMPLETE]
+    with open_environment_services(cfg) as opened:
+        environment = SearchEnvironment(opened)
+        services.servers[name].mood = lambda path, body: (
+            failure if path.endswith(ROUTES[name]) else None
+        )
+        record = asyncio.run(play(environment, question, turns))
+        assert (record["status"], record["reward"]) == ("failed", None)
+        assert "judge" not in record["components"]
+        assert record["end"] == ("failed" if name == "retriever" else "complete")
+        if name == "retriever":
+            assert [message[0] for message in record["messages"]] == ["system", "user"]
+        assert opened.episodes.counts == {"failed": 1}
+        services.recover()
+        sections[name].deadline_s = 20.0
+        assert asyncio.run(play(environment, question, turns))["status"] == "ok"
+
+
+def test_two_episodes_at_once_do_not_mix(services: DemoServices) -> None:
+    first, second = services.questions[:2]
+
+    async def interleave(opened: Any) -> tuple[Any, Any]:
+        one, other = SearchEnvironment(opened), SearchEnvironment(opened)
+        await one.reset(first)
+        await other.reset(second)
+        for turn in range(2):
+            for environment, question in ((one, first), (other, second)):
+                await environment.step(scripted_turns(question)[turn])
+        return (await one.stop("end")).result, (await other.stop("end")).result
+
+    with open_environment_services(services.cfg) as opened:
+        results = asyncio.run(interleave(opened))
+        alone = [
+            asyncio.run(
+                play(SearchEnvironment(opened), question, [*scripted_turns(question)[:2], COMPLETE])
+            )
+            for question in (first, second)
+        ]
+    for result, record, question in zip(results, alone, (first, second), strict=True):
+        assert result.trajectory.question == question and result.trajectory.end == "context"
+        assert result.trajectory.shown_pages == record["pages"]
+
+
+def test_episodes_are_written_for_people_to_look_at(services: DemoServices, tmp_path: Path) -> None:
+    cfg = services.cfg.model_copy(deep=True)
+    cfg.misc.run_dir = str(tmp_path)
+    question = services.questions[0]
+    with open_environment_services(cfg) as opened:
+        record = asyncio.run(play(SearchEnvironment(opened), question, scripted_turns(question)))
+    store = TrajectoryStore(tmp_path / opened.run / FOLDER)
+    (trajectory,) = store.read()
+    assert trajectory.reward is not None and trajectory.reward.value == record["reward"]
+    assert all(store.read_image(image) for image in trajectory.images)
+
+
+def test_a_turn_without_an_episode_is_refused(services: DemoServices) -> None:
+    async def misuse(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        with pytest.raises(ValueError, match="reset"):
+            await environment.step(COMPLETE)
+        await environment.reset(services.questions[0])
+        await environment.step(COMPLETE)
+        with pytest.raises(ValueError, match="reset"):
+            await environment.step(COMPLETE)
+
+    with open_environment_services(services.cfg) as opened:
+        asyncio.run(misuse(opened))
+
+
+def test_a_cancelled_turn_ends_its_episode_for_good(services: DemoServices) -> None:
+    async def cancel(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        await environment.reset(services.questions[0])
+        services.servers["retriever"].mood = lambda path, body: "hang"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(environment.step("<think>a</think><search>life</search>"), 0.05)
+        services.recover()
+        with pytest.raises(ValueError, match="cancelled"):
+            await environment.step(COMPLETE)
+        assert (await play(environment, services.questions[0], [COMPLETE]))["status"] == "ok"
+
+    with open_environment_services(services.cfg) as opened:
+        asyncio.run(cancel(opened))
+
+
+def test_a_row_without_a_question_is_refused() -> None:
+    with pytest.raises(UserError, match="no question"):
+        question_from_row({"reference_answer": "42"})

@@ -1,0 +1,168 @@
+"""Play scripted turns by our own trainer, and by the environment; start the services of both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.search.generator import NAME as GENERATOR
+from demo.search.generator import create_app as create_generator
+from demo.search.run import HERE
+from scorekit.server.app import create_app
+from scorekit.server.http.settings import ServiceSettings
+from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.index.ingest import ingest
+from services.retriever.model import RetrieverBackend
+from testing.flaky_server import FlakyServer
+from testing.judge import judge_app
+from testing.servers import PATIENCE_S, running_app, wait_ready
+from tests.kits.trainer.search_environment.script import (
+    episode_record,
+    observed_message,
+    read_inputs,
+)
+from trainer.search.config import SearchConfig
+from trainer.search.environment.environment import SearchEnvironment
+from trainer.search.environment.observation import EpisodeResult
+from trainer.search.environment.services import EnvironmentServices
+from trainer.search.records import Question
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.services import open_services
+from trainer.search.trajectories.store import FOLDER, TrajectoryStore
+
+DECKS = ("life-expectancy", "income-per-head", "국가_개요")
+QUESTIONS = 50
+
+
+class DemoServices:
+    """The running services of the demo, each of which can be made to fail, and a config file."""
+
+    def __init__(self, config: Path, servers: dict[str, FlakyServer]) -> None:
+        self.config, self.servers = config, servers
+        self.cfg, self.questions = read_inputs(config)
+
+    def recover(self) -> None:
+        """Stop all failures."""
+        for server in self.servers.values():
+            server.recover()
+
+
+@contextmanager
+def demo_services(folder: Path) -> Iterator[DemoServices]:
+    """Serve three documents of the demo, its generator, and a judge, for 50 of its questions."""
+    corpus = folder / "corpus"
+    corpus.mkdir(parents=True)
+    for deck in DECKS:
+        shutil.copy(HERE / f"corpus/{deck}.pdf", corpus)
+    ingest([corpus], folder / "index", [Bm25Builder("bigrams")], workers=1)
+    with ExitStack() as stack:
+        settings = ServiceSettings(cache="memory", stall_after=PATIENCE_S)
+        retriever = create_app(RetrieverBackend(folder / "index"), settings, None)
+        servers = {
+            "retriever": FlakyServer(retriever),
+            "generator": FlakyServer(create_generator()),
+            "judge": FlakyServer(judge_app()),
+        }
+        urls = {name: stack.enter_context(running_app(app)) for name, app in servers.items()}
+        wait_ready(urls["retriever"])
+        wait_ready(urls["judge"])
+        config = folder / "config.yaml"
+        config.write_text(yaml.safe_dump(_config(folder, urls)), encoding="utf-8")
+        yield DemoServices(config, servers)
+
+
+def played_by_trainer(
+    cfg: SearchConfig, folder: Path, turns: Sequence[tuple[Question, Sequence[str]]]
+) -> list[dict[str, Any]]:
+    """Return the records of the episodes of our own trainer: of a question and its turns each."""
+    store = TrajectoryStore(folder / FOLDER, "reference")
+    messages: dict[str, list[Any]] = {f"e{n}": [] for n in range(len(turns))}
+
+    def turn_of(request: TurnRequest) -> str:
+        seen = [observed_message(m) for m in request.messages if m.role != "assistant"]
+        messages[request.trajectory_id] = seen
+        return turns[int(request.trajectory_id[1:])][1][request.turn - 1]
+
+    numbers = iter(range(len(turns)))
+    with open_services(cfg, run="reference", load_image=store.read_image) as opened:
+        run_episodes(
+            [question for question, _ in turns],
+            ScriptPolicy(turn_of),
+            opened.retriever,
+            cfg.episode,
+            new_id=lambda question, sample: f"e{next(numbers)}",
+            on_done=opened.stream.submit,
+            save_image=store.save_image,
+            run="reference",
+            groups=[f"g{n}" for n in range(len(turns))],
+        )
+        groups = {f"e{n}": f"g{n}" for n in range(len(turns))}
+        final = opened.stream.collect(0, groups, cfg.rollout.deadline_s)
+    return [episode_record(messages[id], EpisodeResult.of(final[id])) for id in groups]
+
+
+async def play(
+    environment: SearchEnvironment, question: Question, turns: Sequence[str]
+) -> dict[str, Any]:
+    """Return the record of an episode of these turns."""
+    observation = await environment.reset(question)
+    messages = [observed_message(message) for message in observation.messages]
+    for turn in turns:
+        observation = await environment.step(turn)
+        messages += [observed_message(message) for message in observation.messages]
+        if observation.done:
+            break
+    assert observation.result is not None, "the turns end no episode"
+    return episode_record(messages, observation.result)
+
+
+def played_by_environment(
+    opened: EnvironmentServices, turns: Sequence[tuple[Question, Sequence[str]]]
+) -> list[dict[str, Any]]:
+    """Return the records of these episodes, which are played at the same time."""
+
+    async def play_all() -> list[dict[str, Any]]:
+        return await asyncio.gather(
+            *(play(SearchEnvironment(opened), question, texts) for question, texts in turns)
+        )
+
+    return asyncio.run(play_all())
+
+
+def _config(folder: Path, urls: dict[str, str]) -> dict[str, Any]:
+    rows = [
+        row
+        for name in ("heldout.jsonl", "questions.jsonl")
+        for row in map(json.loads, (HERE / name).read_text(encoding="utf-8").splitlines())
+        if row["file_name"].removesuffix(".pdf") in DECKS
+    ]
+    questions = folder / "questions.jsonl"
+    lines = [json.dumps(row | {"alternatives": {}}, ensure_ascii=False) for row in rows[:QUESTIONS]]
+    questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {
+        "task": "search",
+        "data": {"train": str(questions)},
+        "retriever": {"url": urls["retriever"], "timeout_s": 5.0, "deadline_s": 10.0},
+        "episode": {"max_turns": 6, "sight": {"min_pixels": 30_000, "max_pixels": 90_000}},
+        "answering": {
+            "generator": {
+                "base_url": f"{urls['generator']}/v1",
+                "model": GENERATOR,
+                "max_output_tokens": 64,
+                "max_attempts": 1,
+                "request_timeout_s": 8.0,
+                "deadline_s": 10.0,
+            },
+            "judge": {"url": urls["judge"], "timeout_s": 8.0, "deadline_s": 10.0},
+        },
+        "reward": {"preset": "unified", "gate": False},
+        "misc": {"run_dir": str(folder / "run")},
+    }

@@ -1,0 +1,1 @@
+"""The search episode without a trainer, for the bindings of other trainers."""
