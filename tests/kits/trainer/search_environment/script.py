@@ -105,4 +105,5 @@ def episode_record(messages: Sequence[Any], result: Any) -> dict[str, Any]:
         "status": result.status,
         "reward": result.reward,
         "components": result.components,
+        "error": result.error,
     }
