@@ -124,7 +124,7 @@ def test_a_service_that_fails_some_episodes_fails_only_them(
         for question in questions
     ]
     services.servers[name].mood = lambda path, body: (
-        "500" if "sick" in body and path.endswith(ROUTES[name]) else None
+        "garbage" if "sick" in body and path.endswith(ROUTES[name]) else None
     )
     with open_environment_services(services.cfg) as opened:
         records = played_by_environment(opened, turns)
