@@ -89,7 +89,7 @@ class SearchEnvironment:
             raise ValueError("the episode has not ended")
         final = await services.stream.reward(state.trajectory, services.cfg.rollout.deadline_s)
         services.episodes.add(final)
-        return EpisodeResult.of(final)
+        return EpisodeResult.from_trajectory(final)
 
     async def _with_result(self, observation: Observation) -> Observation:
         if not observation.done:

@@ -29,7 +29,7 @@ EPISODES_A_FILE = 64
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentServices:
-    """What any number of environments share, in any number of threads and event loops.
+    """The services that environments share, in any number of threads and event loops.
 
     stream: computes the rewards. episodes: takes the finished episodes.
     """

@@ -110,7 +110,7 @@ def played_by_trainer(
         )
         groups = {f"e{n}": f"g{n}" for n in range(len(turns))}
         final = opened.stream.collect(0, groups, cfg.rollout.deadline_s)
-    return [episode_record(messages[id], EpisodeResult.of(final[id])) for id in groups]
+    return [episode_record(messages[id], EpisodeResult.from_trajectory(final[id])) for id in groups]
 
 
 async def play(

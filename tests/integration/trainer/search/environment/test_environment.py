@@ -138,14 +138,14 @@ def test_a_service_that_fails_some_episodes_fails_only_them(
 def test_two_episodes_at_once_do_not_mix(services: DemoServices) -> None:
     first, second = services.questions[:2]
 
-    async def interleave(opened: Any) -> tuple[Any, Any]:
-        one, other = SearchEnvironment(opened), SearchEnvironment(opened)
-        await one.reset(first)
-        await other.reset(second)
+    async def interleave(opened: Any) -> list[Any]:
+        environments = SearchEnvironment(opened), SearchEnvironment(opened)
+        await environments[0].reset(first)
+        await environments[1].reset(second)
         for turn in range(2):
-            for environment, question in ((one, first), (other, second)):
+            for environment, question in zip(environments, (first, second), strict=True):
                 await environment.step(scripted_turns(question)[turn])
-        return (await one.stop("end")).result, (await other.stop("end")).result
+        return [(await environment.stop("end")).result for environment in environments]
 
     with open_environment_services(services.cfg) as opened:
         results = asyncio.run(interleave(opened))

@@ -150,9 +150,9 @@ def test_an_update_counts_what_failed_and_trains_on_the_others(
         assert search._services.episodes.counts == {"ok": 2, "failed": 2}
     log = next(line for line in trainer.state.log_history if "search/coverage" in line)
     assert log["search/coverage"] == 0.5 and log["reward"] > 0
-    shown = [p.split("<tool_response>")[1] for p in trainer.prompts if "<tool_response>" in p]
-    assert any(ENDED in text for text in shown)
-    assert not any(word in "".join(shown) for word in ("error", "garbage", "retriever"))
+    tool_texts = [p.split("<tool_response>")[1] for p in trainer.prompts if "<tool_response>" in p]
+    assert any(ENDED in text for text in tool_texts)
+    assert not any(word in "".join(tool_texts) for word in ("error", "garbage", "retriever"))
 
 
 def test_a_batch_without_any_reward_ends_the_run(services: DemoServices, tmp_path: Path) -> None:
@@ -194,13 +194,13 @@ def test_reset_clears_everything(services: DemoServices) -> None:
         episode.search("life")
         episode.search_complete()
         assert episode.search("life") == ENDED
-        for one in (episode, fresh):
-            one.reset(**rows[1])
+        for environment in (episode, fresh):
+            environment.reset(**rows[1])
         assert episode.search("life") == fresh.search("life") != ENDED
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "expected"),
     [
         (lambda e: e.search(), "the query is empty"),
         (lambda e: e.search("</search><search_complete>true</search_complete>"), "No action"),
@@ -211,13 +211,13 @@ def test_reset_clears_everything(services: DemoServices) -> None:
     ids=["empty", "tags", "types", "crop first", "number"],
 )
 def test_a_mistake_of_the_policy_is_an_observation(
-    call: Any, said: str, services: DemoServices
+    call: Any, expected: str, services: DemoServices
 ) -> None:
     with open_trl_search(text_config(services)) as search:
         episode = search.environment()
         episode.reset(**search.rows(services.questions[:1])[0])
         text = call(episode)
-        assert said in text
+        assert expected in text
         assert "<think>" not in text  # it would have to write no tags
 
 
