@@ -187,13 +187,13 @@ def _check_key(header: str, keys: Sequence[str]) -> None:
     """Raise RequestError if a header has none of the keys. gemmax's client sends the password of
     its URL by basic authentication."""
     scheme, _, credentials = header.partition(" ")
-    given = credentials.strip().encode()
+    key_bytes = credentials.strip().encode()
     if scheme.lower() == "basic":
         try:
-            given = base64.b64decode(given, validate=True).partition(b":")[2]
+            key_bytes = base64.b64decode(key_bytes, validate=True).partition(b":")[2]
         except binascii.Error:
-            given = b""
-    is_known = [hmac.compare_digest(given, key.encode()) for key in keys]
+            key_bytes = b""
+    is_known = [hmac.compare_digest(key_bytes, candidate.encode()) for candidate in keys]
     if keys and not any(is_known):
         raise RequestError("unauthorized", "no key, or a wrong one: put it into the URL")
 

@@ -127,10 +127,10 @@ def test_the_language_is_checked_for_each_item(xcomet):
     with served(xcomet) as (url, _):
         results = httpx.post(f"{url}/score_openlid", json=recorded["body"]).json()["results"]
     names = [item["tgt_lang"] for item in recorded["body"]["items"]]
-    found = [(result["la_ok"], result["la_skip"]) for result in results]
+    checks = [(result["la_ok"], result["la_skip"]) for result in results]
     # Korean, German text, a short text, no text, an unknown language, a short text, German
     assert names[0] == names[1] == names[3] == "Korean" and names[4] == "Elvish"
-    assert found == [(1, 0), (0, 0), (1, 1), (0, 0), (1, 1), (1, 1), (1, 0)]
+    assert checks == [(1, 0), (0, 0), (1, 1), (0, 0), (1, 1), (1, 1), (1, 0)]
     assert results[0] | {"wa": 0.0, "wa_precision": 0.0, "wa_recall": 0.0} == results[0]
 
 
@@ -316,8 +316,8 @@ def test_the_client_s_reward_is_the_mean_of_two_services(client, xcomet):
             la_fail_score=-0.5,
             retries=0,
         )
-    kept = score(SRC, f" {GERMAN}\n")
-    assert [r["score"] for r in rewards] == [score(SRC, GERMAN), kept, -0.5]
+    with_space = score(SRC, f" {GERMAN}\n")
+    assert [r["score"] for r in rewards] == [score(SRC, GERMAN), with_space, -0.5]
     assert [r["la_ok"] for r in rewards] == [1.0, 1.0, 0.0]
     assert [r["la_skip"] for r in rewards] == [0.0, 1.0, 0.0]
     assert sorted(paths) == ["/score", "/score_openlid"]
