@@ -1,4 +1,4 @@
-"""What gemmax's client sends and reads, and the check of a translation's language."""
+"""Read the requests of gemmax's client, and check the language of a translation."""
 
 from __future__ import annotations
 
