@@ -122,7 +122,8 @@ def test_the_text_is_the_policy_s_last_message():
     result = {"type": "function_call_output", "output": "text of a tool"}
     thought = {"type": "reasoning", "content": [{"text": "hm"}]}
     assert completion_text({"output": [thought, message]}) == "가나"
-    assert completion_text({"output": [message, call, result]}) == "가나"
+    user = {"type": "message", "role": "user", "content": "Thank you."}
+    assert completion_text({"output": [message, call, result, user]}) == "가나"
     assert completion_text({"output": [thought, call]}) == ""
     assert completion_text({"output": []}) == ""
 
