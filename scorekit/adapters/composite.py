@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from scorekit.adapters.rewards import RewardSettings, Samples
+from scorekit.adapters.rewards import RewardSettings, Samples, options_for
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward
+from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward, load_definition
+from scorekit.schemas import Info
 
 #: Statuses of a component whose service has not answered.
 _OUTAGES = ("upstream", "timeout")
@@ -39,6 +42,28 @@ def definition_of(settings: RewardSettings) -> RewardDefinition:
     if settings.definition is None:
         raise UserError("definition: not set. Give the path of a YAML file")
     return settings.definition
+
+
+def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinition:
+    """Return the definition that gives the rewards of `reward_of`: one component, the service.
+
+    info: what runs at the settings' URLs. Raises UserError if it does not support the settings.
+    """
+    component: dict[str, Any] = {
+        "service": settings.url,
+        "task": settings.task,
+        "reference": settings.ref_key is not None,
+        "options": options_for(info, settings),
+    }
+    if not (info.tasks or {}).get(settings.task or "", info).higher_is_better:
+        component |= {"offset": settings.offset, "scale": -1.0}
+    return load_definition(
+        {
+            "components": {info.service: component},
+            "timeout_s": settings.timeout_s,
+            "deadline_s": settings.deadline_s,
+        }
+    )
 
 
 def raise_for_outage(results: Sequence[RewardResult]) -> None:
@@ -95,3 +120,16 @@ def composite_rewards_for(settings: RewardSettings) -> CompositeRewards:
 def _composite_rewards(settings_json: str, pid: int) -> CompositeRewards:
     """Return the client of these settings in this process. pid: see `rewards._rewards`."""
     return CompositeRewards(RewardSettings.model_validate_json(settings_json))
+
+
+Value = TypeVar("Value")
+_BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
+
+
+def once_per_loop(key: str, make: Callable[[], Value]) -> Value:
+    """Return what `make` returned at the first call with this key in the running event loop."""
+    values = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
+    if key not in values:
+        values[key] = make()
+    value: Value = values[key]
+    return value
