@@ -67,14 +67,19 @@ def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinit
 
 
 def raise_for_outage(results: Sequence[RewardResult]) -> None:
-    """Raise ServiceUnreachable if no sample has a reward, and each lacks a service's answer."""
-    if results and all(result.reward is None and _is_outage(result) for result in results):
+    """Raise ServiceUnreachable if `is_outage`."""
+    if is_outage(results):
         reason = f"none of {len(results)} samples has a reward: {results[0].reason}"
         raise ServiceUnreachable("reward definition", reason)
 
 
-def _is_outage(result: RewardResult) -> bool:
-    return any(c.weight and c.status in _OUTAGES for c in result.components.values())
+def is_outage(results: Sequence[RewardResult]) -> bool:
+    """Return whether no sample has a reward, and each lacks a service's answer."""
+    return bool(results) and all(
+        result.reward is None
+        and any(c.weight and c.status in _OUTAGES for c in result.components.values())
+        for result in results
+    )
 
 
 def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float | None]]:

@@ -11,8 +11,8 @@ scorekit.yaml has the settings of RewardSettings, which may also come from SCORE
 
 A sample's fields are those of `metadata` and of its label (a JSON object, or a text, `label`), and
 `finish_reason`. A completion that cannot be scored has the reward NaN and `remove_sample`: it
-leaves the loss, and the mean and deviation of its group. If no service answers at all, the
-function raises. slime waits for it without a limit, so `deadline_s` bounds each call.
+leaves the loss, and the mean and deviation of its group. If no sample was scored for `deadline_s`,
+the function raises. slime waits for it without a limit, so `deadline_s` bounds each call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import asyncio
 import json
 import logging
 import math
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 from scorekit.adapters.composite import (
     component_columns,
     definition_of_service,
+    is_outage,
     once_per_loop,
     raise_for_outage,
 )
@@ -59,7 +61,9 @@ class SlimeRewards:
         if settings.definition is not None:
             self._reward = CompositeReward(settings.definition)
         self._opening = asyncio.Lock()
-        self._num_scored = 0
+        self._call_ended = asyncio.Condition()
+        self._num_running = 0
+        self._scored_at = -math.inf
 
     async def _composite(self) -> CompositeReward:
         """Return the composite reward. That of a `url` needs to know what runs there."""
@@ -74,21 +78,40 @@ class SlimeRewards:
     async def score(self, samples: Sequence[Any], *, is_group: bool) -> list[RewardResult]:
         """Return the results of slime's samples. is_group: rules of groups may compare them.
 
-        Raises ServiceUnreachable if services answer neither for these samples nor, meanwhile, for
-        those of other calls, and the errors of `CompositeReward.score`.
+        Raises ServiceUnreachable if services answer neither for these samples nor for those of
+        other calls, and the errors of `CompositeReward.score`.
         """
         reward = await self._composite()
         if reward.definition.has_group_rules and not is_group:
             raise UserError("the definition has a rule of groups. Start slime with --group-rm")
-        groups: list[Hashable] | None = [sample.group_index for sample in samples]
-        num_scored = self._num_scored
-        results = await reward.score(
-            [self._fields(sample) for sample in samples], groups=groups if is_group else None
-        )
-        self._num_scored += sum(result.reward is not None for result in results)
-        if self._num_scored == num_scored:
-            raise_for_outage(results)
+        groups = [sample.group_index for sample in samples] if is_group else None
+        fields = [self._fields(sample) for sample in samples]
+        self._num_running += 1
+        results: list[RewardResult] = []
+        try:
+            results = await reward.score(fields, groups=groups)
+        finally:
+            self._num_running -= 1
+            if any(result.reward is not None for result in results):
+                self._scored_at = time.monotonic()
+            async with self._call_ended:
+                self._call_ended.notify_all()
+        if is_outage(results):
+            await self._check_outage(results, reward.definition.deadline_s)
         return results
+
+    async def _check_outage(self, results: Sequence[RewardResult], deadline_s: float) -> None:
+        """Raise ServiceUnreachable if no call has scored a sample for `deadline_s`.
+
+        Else the failure is that of these texts. Calls that are still running are waited for: each
+        ends at its own deadline."""
+        oldest = time.monotonic() - deadline_s
+        async with self._call_ended:
+            await self._call_ended.wait_for(
+                lambda: self._scored_at > oldest or not self._num_running
+            )
+        if self._scored_at <= oldest:
+            raise_for_outage(results)
 
     def _fields(self, sample: Any) -> dict[str, Any]:
         fields = {
