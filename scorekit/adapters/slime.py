@@ -3,9 +3,9 @@
     --custom-rm-path scorekit.adapters.slime.reward
     --custom-reward-post-process-path scorekit.adapters.slime.post_process_rewards
     --custom-rollout-log-function-path scorekit.adapters.slime.log_components
-    --custom-config-path scorekit.yaml
+    --custom-config-path slime.yaml
 
-scorekit.yaml has the settings of RewardSettings, which may also come from SCOREKIT_REWARD_<NAME>:
+slime.yaml has the settings of RewardSettings, which may also come from SCOREKIT_REWARD_<NAME>:
 
     scorekit: {definition: /path/reward.yaml, src_key: src}
 
@@ -172,8 +172,8 @@ def _normalization(args: Any) -> tuple[bool, bool]:
     """
     estimator = args.advantage_estimator
     if estimator not in (*_CENTERED, *_RAW):
-        known_names = ", ".join((*_CENTERED, *_RAW))
-        raise UserError(f"--advantage-estimator: {estimator}. Choose one of {known_names}")
+        valid_names = ", ".join((*_CENTERED, *_RAW))
+        raise UserError(f"--advantage-estimator: {estimator}. Choose one of {valid_names}")
     is_centered = bool(args.rewards_normalization) and estimator in _CENTERED
     is_scaled = is_centered and estimator in _SCALED and bool(args.grpo_std_normalization)
     return is_centered, is_scaled

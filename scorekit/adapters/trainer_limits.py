@@ -50,12 +50,12 @@ def check_clip_range(
         raise UserError(f"{option}: the first number must be less than the second")
     bounds = f"{_number(low)} to {_number(high)}"
     if (math.isfinite(low) and low < clip_low) or (math.isfinite(high) and high > clip_high):
-        what = option if is_given else f"{option} (OpenRLHF's default)"
+        label = option if is_given else f"{option} (OpenRLHF's default)"
         needed_low = min(low, clip_low) if math.isfinite(low) else clip_low
         needed_high = max(high, clip_high) if math.isfinite(high) else clip_high
         needed = f"{needed_low:g} {needed_high:g}"
         raise UserError(
-            f"{what}: rewards are {bounds}, and OpenRLHF would clip them. Start it with "
+            f"{label}: rewards are {bounds}, and OpenRLHF would clip them. Start it with "
             f"--reward.clip_range {needed}, and this with --clip-range {needed}"
         )
     if not (math.isfinite(low) and math.isfinite(high)):

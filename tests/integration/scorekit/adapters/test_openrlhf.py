@@ -23,13 +23,13 @@ from scorekit.server.app import create_app as create_service
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
 from testing.servers import free_port, running_app, running_service, wait_until
-from tests.kits.trainer.composite_rewards import Wrapped, service_behind
-from tests.kits.trainer.reward_callers import (
+from tests.kits.trainer.callers.over_http import (
     OPENRLHF_TRIES,
     SLIME_TRIES,
     openrlhf_reward,
     slime_remote_rm,
 )
+from tests.kits.trainer.composite_rewards import Wrapped, service_behind
 from tests.kits.trainer.trl.sick_services import (
     FAILURES,
     expected_reward,

@@ -13,8 +13,7 @@ from scorekit.adapters.slime import reward
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.server.fake import FakeBackend
 from testing.servers import free_port, running_service
-from tests.kits.trainer.composite_rewards import Wrapped, service_behind
-from tests.kits.trainer.slime_caller import (
+from tests.kits.trainer.callers.slime import (
     Sample,
     Status,
     score,
@@ -22,6 +21,7 @@ from tests.kits.trainer.slime_caller import (
     stock_rewards,
     train_data,
 )
+from tests.kits.trainer.composite_rewards import Wrapped, service_behind
 from tests.kits.trainer.trl.sick_services import (
     FAILURES,
     expected_reward,

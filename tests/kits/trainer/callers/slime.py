@@ -20,7 +20,7 @@ ADAPTER = "scorekit.adapters.slime"
 
 
 class Status(Enum):
-    """How the sampling of a completion ended."""
+    """The state of a completion."""
 
     PENDING = "pending"
     COMPLETED = "completed"
