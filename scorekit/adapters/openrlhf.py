@@ -185,7 +185,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What is checked before the first request."""
+    """Settings that are checked before the first request."""
 
     service: str | None
     trainer: Trainer

@@ -1,4 +1,4 @@
-"""What a trainer that asks over HTTP does to rewards: its deadline, and its clip range."""
+"""Deadline and clip range of trainers that ask for rewards over HTTP."""
 
 from __future__ import annotations
 
