@@ -276,7 +276,7 @@ def test_the_process_serves_a_definition_once_all_services_answer(metricx, tmp_p
         ),
     ],
 )
-def test_a_mistake_is_one_line(metricx, tmp_path, capsys, options, message):
+def test_a_mistake_is_one_line(metricx, tmp_path, capsys, monkeypatch, options, message):
     service = {"service": metricx, "offset": 5.0, "scale": -1.0}
     away = service | {"service": f"http://127.0.0.1:{free_port()}"}
     definitions = {
@@ -295,8 +295,13 @@ def test_a_mistake_is_one_line(metricx, tmp_path, capsys, options, message):
         write(tmp_path, files[word]) if word in files else word.replace("{metricx}", metricx)
         for word in options
     ]
+    monkeypatch.setattr("uvicorn.Server.serve", serves_none)
     with pytest.raises(SystemExit) as exit_info:
         command_line(words, standalone_mode=False)
     complaint = capsys.readouterr().err
     assert exit_info.value.code == (1 if "{away}" in options else 2)
     assert message in complaint and complaint.count("\n") == 1
+
+
+async def serves_none(server):
+    raise AssertionError("the mistake was not found")

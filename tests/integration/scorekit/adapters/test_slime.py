@@ -9,8 +9,10 @@ import random
 
 import pytest
 
-from scorekit.adapters.slime import reward
+from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.slime import SlimeRewards, reward
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.rewards import ComponentResult, RewardResult, load_definition
 from scorekit.server.fake import FakeBackend
 from testing.servers import free_port, running_service
 from tests.kits.trainer.callers.slime import (
@@ -177,6 +179,45 @@ def test_a_text_that_fails_after_all_others_leaves_the_loss_alone(metricx):
         rewards = asyncio.run(score_in_turn(xcomet))
     assert rewards[0] == expected_reward("s", "가") and math.isnan(rewards[1])
     assert bad.remove_sample and not good.remove_sample
+
+
+class InOrder:
+    """A composite reward that fails at once for "bad", and scores others when `answers` is set."""
+
+    definition = load_definition({"components": {"length": {"rule": "length"}}})
+
+    def __init__(self, definition):
+        self.answers = asyncio.Event()
+
+    async def score(self, samples, groups):
+        if samples[0]["mt"] == "bad":
+            return [RewardResult(None, "away", {"x": ComponentResult(1.0, "upstream")})]
+        await self.answers.wait()
+        return [RewardResult(1.0)]
+
+
+@pytest.mark.parametrize("is_outage", [False, True])
+def test_a_text_that_fails_before_all_others_waits_for_them(monkeypatch, is_outage):
+    monkeypatch.setattr("scorekit.adapters.slime.CompositeReward", InOrder)
+    ((good, bad),) = groups_of(["good", "bad"])
+
+    async def run():
+        rewards = SlimeRewards(reward_settings(definition=InOrder.definition, src_key="src"))
+        tasks = [asyncio.create_task(rewards.score([s], is_group=False)) for s in (good, bad)]
+        for _ in range(20):  # the second call fails within a few steps of the loop
+            await asyncio.sleep(0)
+        assert not any(task.done() for task in tasks)
+        if is_outage:
+            tasks[0].cancel()
+        else:
+            rewards._reward.answers.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, second = asyncio.run(run())
+    if is_outage:
+        assert isinstance(first, asyncio.CancelledError) and isinstance(second, ServiceUnreachable)
+    else:
+        assert first[0].reward == 1.0 and second[0].reward is None
 
 
 # -- outages --------------------------------------------------------------------------------------
