@@ -267,7 +267,10 @@ def test_the_process_serves_a_definition_once_all_services_answer(metricx, tmp_p
         (["--definition", "{}"], "--clip-range -10 10 (OpenRLHF's default): rewards are -20 to 5"),
         (["--url", "{metricx}", "--clip-range", "-9", "9"], "rewards are -20 to 5"),
         (["--definition", "{}", "--clip-range", "10", "-10"], "the first number must be less"),
-        (["--url", "http://x", "--deadline", "180"], "--deadline: 180 s, but openrlhf waits 180 s"),
+        (
+            ["--url", "http://x", "--wait", "0.2", "--deadline", "180"],
+            "--deadline: 180 s, but openrlhf waits 180 s",
+        ),
         (["--definition", "{slow}"], "deadline_s: 200 s, but openrlhf waits 180 s for an answer"),
         (["--definition", "{}", "--trainer", "slime"], "deadline_s: 170 s, but slime waits 120 s"),
         (
