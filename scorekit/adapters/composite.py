@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-from scorekit.adapters.rewards import RewardSettings, Samples
+from scorekit.adapters.rewards import RewardSettings, Samples, options_for
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward
+from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward, load_definition
+from scorekit.schemas import Info
 
 #: Statuses of a component whose service has not answered.
 _OUTAGES = ("upstream", "timeout")
@@ -41,15 +44,42 @@ def definition_of(settings: RewardSettings) -> RewardDefinition:
     return settings.definition
 
 
+def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinition:
+    """Return the definition that gives the rewards of `reward_of`: one component, the service.
+
+    info: what runs at the settings' URLs. Raises UserError if it does not support the settings.
+    """
+    component: dict[str, Any] = {
+        "service": settings.url,
+        "task": settings.task,
+        "reference": settings.ref_key is not None,
+        "options": options_for(info, settings),
+    }
+    if not (info.tasks or {}).get(settings.task or "", info).higher_is_better:
+        component |= {"offset": settings.offset, "scale": -1.0}
+    return load_definition(
+        {
+            "components": {info.service: component},
+            "timeout_s": settings.timeout_s,
+            "deadline_s": settings.deadline_s,
+        }
+    )
+
+
 def raise_for_outage(results: Sequence[RewardResult]) -> None:
-    """Raise ServiceUnreachable if no sample has a reward, and each lacks a service's answer."""
-    if results and all(result.reward is None and _is_outage(result) for result in results):
+    """Raise ServiceUnreachable if `is_outage`."""
+    if is_outage(results):
         reason = f"none of {len(results)} samples has a reward: {results[0].reason}"
         raise ServiceUnreachable("reward definition", reason)
 
 
-def _is_outage(result: RewardResult) -> bool:
-    return any(c.weight and c.status in _OUTAGES for c in result.components.values())
+def is_outage(results: Sequence[RewardResult]) -> bool:
+    """Return whether no sample has a reward, and each lacks a service's answer."""
+    return bool(results) and all(
+        result.reward is None
+        and any(c.weight and c.status in _OUTAGES for c in result.components.values())
+        for result in results
+    )
 
 
 def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float | None]]:
@@ -95,3 +125,16 @@ def composite_rewards_for(settings: RewardSettings) -> CompositeRewards:
 def _composite_rewards(settings_json: str, pid: int) -> CompositeRewards:
     """Return the client of these settings in this process. pid: see `rewards._rewards`."""
     return CompositeRewards(RewardSettings.model_validate_json(settings_json))
+
+
+Value = TypeVar("Value")
+_BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
+
+
+def once_per_loop(key: str, make: Callable[[], Value]) -> Value:
+    """Return what `make` returned at the first call with this key in the running event loop."""
+    values = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
+    if key not in values:
+        values[key] = make()
+    value: Value = values[key]
+    return value

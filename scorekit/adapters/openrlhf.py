@@ -3,170 +3,52 @@
 python -m scorekit.adapters.openrlhf --url http://127.0.0.1:8001 --port 5000
 python -m scorekit.adapters.openrlhf --definition reward.yaml --port 5000
 ... --reward.remote_url http://127.0.0.1:5000/get_reward --data.label_key src  (of OpenRLHF)
-... --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm               (of slime)
+... --trainer slime; --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm  (of slime)
 
 OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}. slime sends
 {"prompt", "response", "label"} for one sample and expects the number alone. A label may be a plain
 text (its field is called `label`) or a JSON object with fields. Any failure fails the request with
-a 5xx: both trainers retry, and then their runs end.
+a 5xx: both trainers retry, and then their runs end. Within slime's own process failures cost less:
+scorekit.adapters.slime.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
-from pydantic_core import to_json
 
-from scorekit.adapters.composite import check_single_samples, component_columns, definition_of
-from scorekit.adapters.remote_requests import (
-    END_MARKS,
-    RewardRequest,
-    SlimeRequest,
-    completion_of,
-    fields_of,
-    without_end_marks,
+from scorekit.adapters.composite import (
+    check_single_samples,
+    definition_of,
+    definition_of_service,
 )
+from scorekit.adapters.remote_requests import END_MARKS
+from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import (
     MAX_IN_FLIGHT,
     RewardSettings,
-    Samples,
-    message_text,
-    options_for,
-    reward_of,
     reward_settings,
 )
+from scorekit.adapters.trainer_limits import (
+    DEADLINES_S,
+    OPENRLHF_CLIP_RANGE,
+    Trainer,
+    check_clip_range,
+    check_deadline,
+)
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.command import clean_exit
-from scorekit.config import describe_validation_error
-from scorekit.errors import ScorekitError, UserError
+from scorekit.command import clean_exit, print_line
+from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
-from scorekit.rewards import CompositeReward, load_definition, raise_for_missing
+from scorekit.rewards import CompositeReward, load_definition
+from scorekit.rewards.ranges import Range, reward_range
 from scorekit.schemas import Overlong
-from scorekit.scorers import raise_for_failures
-
-
-class RewardServer:
-    """Answers the requests of OpenRLHF and slime with scores of a service, or composite rewards.
-
-    client: a CompositeReward if the settings have a definition.
-    """
-
-    def __init__(
-        self,
-        client: ScoringClient | CompositeReward,
-        settings: RewardSettings,
-        end_marks: Sequence[str] = END_MARKS,
-        turn_mark: str | None = None,
-    ) -> None:
-        self._client = client
-        self._settings = settings
-        self._samples = Samples(settings)
-        self._end_marks = end_marks
-        self._turn_mark = turn_mark
-
-    async def get_reward(self, body: bytes) -> dict[str, Any]:
-        """Return the answer to OpenRLHF.
-
-        Raises UserError if the request has another form, SampleError if a sample failed, and the
-        client's errors."""
-        rewards, logs = await self._score(self._parse_samples(body))
-        return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
-
-    async def remote_rm(self, body: bytes) -> float:
-        """Return the answer to slime, which uses it unchanged. Raises the errors of
-        `get_reward`."""
-        try:
-            request = SlimeRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise UserError(describe_validation_error(error, "body")) from None
-        mt = without_end_marks(request.response, self._end_marks)
-        sample = self._samples.sample(fields_of(request.label), message_text(request.prompt), mt)
-        (reward,), _ = await self._score([sample])
-        return reward
-
-    async def _score(
-        self, samples: list[dict[str, Any]]
-    ) -> tuple[list[float], dict[str, list[float]]]:
-        """Return the rewards, and the numbers for OpenRLHF's log by name.
-
-        OpenRLHF 0.11.2 ends a run if samples have different names in it, or None. So each sample
-        has all names of a definition, and NaN where it has no value.
-        """
-        if isinstance(self._client, CompositeReward):
-            composite_results = await self._client.score(samples)
-            rewards = raise_for_missing(composite_results)
-            columns = component_columns(composite_results)
-            return rewards, {
-                name: [math.nan if value is None else value for value in values]
-                for name, values in columns.items()
-            }
-        info = await self._client.limits()
-        results = await self._client.score(samples, options_for(info, self._settings))
-        scored = raise_for_failures(results)
-        logs = {f"{info.service}_score": [result.score for result in scored]}
-        return [reward_of(result, info, self._settings) for result in scored], logs
-
-    def _parse_samples(self, body: bytes) -> list[dict[str, Any]]:
-        try:
-            request = RewardRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise UserError(describe_validation_error(error, "body")) from None
-        labels = request.labels or [None] * len(request.query)
-        if not len(request.query) == len(request.prompts) == len(labels):
-            raise UserError("query, prompts and labels have different lengths")
-        samples = []
-        for index, query in enumerate(request.query):
-            prompt = request.prompts[index]
-            try:
-                mt = completion_of(query, prompt, self._end_marks, self._turn_mark)
-                samples.append(self._samples.sample(fields_of(labels[index]), prompt, mt))
-            except UserError as error:
-                raise UserError(f"sample {index}: {error}") from None
-        return samples
-
-
-def create_app(server: RewardServer) -> Any:
-    """Return the ASGI application: POST /get_reward, POST /remote_rm, GET /health."""
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    def answer(content: Any, status: int = 200) -> Response:
-        return Response(to_json(content), status, media_type="application/json")
-
-    def route(path: str, reward: Callable[[bytes], Awaitable[Any]]) -> Route:
-        async def respond(request: Request) -> Response:
-            try:
-                return answer(await reward(await request.body()))
-            except ScorekitError as error:
-                status = 422 if isinstance(error, UserError) else 502
-                kind = type(error).__name__
-                return answer({"error": {"type": kind, "message": str(error)}}, status)
-
-        return Route(path, respond, methods=["POST"])
-
-    async def health(request: Request) -> Response:
-        return answer({"live": True})
-
-    application = Starlette(
-        routes=[
-            route("/get_reward", server.get_reward),
-            route("/remote_rm", server.remote_rm),
-            Route("/health", health),
-        ]
-    )
-    # A redirect contains an address and a scheme. Behind a proxy the trainer cannot use them.
-    application.router.redirect_slashes = False
-    return application
-
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -225,11 +107,20 @@ Deadline = Annotated[
     typer.Option(
         min=1,
         help="Seconds for an answer; OpenRLHF waits 180, slime 120.",
-        show_default="170.0",
+        show_default="170, of slime 110",
     ),
 ]
 Offset = Annotated[
     float | None, typer.Option(help="MetricX: reward = offset - score.", show_default="5.0")
+]
+TrainerName = Annotated[Trainer, typer.Option(help="Whose requests are answered.")]
+ClipRange = Annotated[
+    tuple[float, float] | None,
+    typer.Option(
+        help="OpenRLHF's --reward.clip_range, where you set it. Rewards that it would clip are "
+        "refused.",
+        show_default="-10 10",
+    ),
 ]
 Urls = Annotated[list[str] | None, typer.Option(help="URL of the service; repeat it for replicas.")]
 Definition = Annotated[Path | None, typer.Option(help="Or: a YAML file with a composite reward.")]
@@ -240,6 +131,8 @@ def serve(
     url: Urls = None,
     definition: Definition = None,
     service: Service = None,
+    trainer: TrainerName = "openrlhf",
+    clip_range: ClipRange = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     no_auth: NoAuth = False,
@@ -269,7 +162,7 @@ def serve(
         of_url = {"service": service, "task": task, "offset": offset}
         of_url |= {"overlong": overlong, "deadline": deadline}
         settings = reward_settings(
-            **_source(url, definition, of_url),
+            **_source(url, definition, of_url, trainer),
             src_key=src_key,
             src_pattern=src_pattern,
             src_template=src_template,
@@ -280,12 +173,28 @@ def serve(
             tgt_lang_key=tgt_lang_key,
             postprocess=postprocess,
         )
-        marks = (tuple(end_mark or END_MARKS), turn_mark)
-        asyncio.run(_serve(host, port, settings, service, marks, wait))
+        if settings.definition is not None:
+            check_deadline(settings.definition.deadline_s, trainer, f"{definition}: deadline_s")
+        else:
+            check_deadline(settings.deadline_s, trainer, "--deadline")
+        if trainer == "slime" and clip_range is not None:
+            raise UserError("--clip-range: has no effect with --trainer slime, which clips nothing")
+        marks = {"end_marks": tuple(end_mark or END_MARKS), "turn_mark": turn_mark}
+        asyncio.run(_serve(host, port, settings, _Start(service, trainer, clip_range, wait), marks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Settings that are checked before the first request."""
+
+    service: str | None
+    trainer: Trainer
+    clip_range: tuple[float, float] | None
+    wait_s: float
 
 
 def _source(
-    url: list[str] | None, definition: Path | None, of_url: Mapping[str, Any]
+    url: list[str] | None, definition: Path | None, of_url: Mapping[str, Any], trainer: Trainer
 ) -> dict[str, Any]:
     """Return the settings of the reward's source. of_url: options that `--definition` replaces."""
     if bool(url) == (definition is not None):
@@ -298,61 +207,80 @@ def _source(
         check_single_samples(checked, "the trainer")
         return {"definition": checked}
     values.pop("service", None)
-    if "deadline" in values:
-        deadline = values.pop("deadline")
-        values |= {"timeout_s": deadline, "deadline_s": deadline}
-    return {"timeout_s": 170.0, **values, "url": url}
+    deadline = values.pop("deadline", DEADLINES_S[trainer])
+    return {**values, "timeout_s": deadline, "deadline_s": deadline, "url": url}
 
 
 async def _serve(
-    host: str,
-    port: int,
-    settings: RewardSettings,
-    service: str | None,
-    marks: tuple[Sequence[str], str | None],
-    wait: float,
+    host: str, port: int, settings: RewardSettings, start: _Start, marks: Mapping[str, Any]
 ) -> None:
     import uvicorn
 
-    opened: AbstractAsyncContextManager[tuple[ScoringClient | CompositeReward, str]]
+    opened: AbstractAsyncContextManager[_Opened]
     if settings.definition is not None:
-        opened = _open_composite(settings, wait)
+        opened = _open_composite(settings, start.wait_s)
     else:
-        opened = _open_service(settings, service, wait)
-    async with opened as (client, label):
-        app = create_app(RewardServer(client, settings, *marks))
+        opened = _open_service(settings, start.service, start.wait_s)
+    async with opened as source:
+        clip_range = None
+        if start.trainer == "openrlhf":
+            clip_range = _counted_clip_range(source.rewards, start.clip_range)
+        app = create_app(RewardServer(source.client, settings, **marks, clip_range=clip_range))
         server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
-        typer.echo(f"rewards of {label}: http://{host}:{port}/get_reward, /remote_rm", err=True)
+        path = "get_reward" if start.trainer == "openrlhf" else "remote_rm"
+        typer.echo(f"rewards of {source.label}: http://{host}:{port}/{path}", err=True)
         await server.serve()
+
+
+def _counted_clip_range(
+    rewards: Range, clip_range: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """Return the clip range if some rewards may be outside. See `check_clip_range`."""
+    checked_range = clip_range or OPENRLHF_CLIP_RANGE
+    check = check_clip_range(rewards, checked_range, is_given=clip_range is not None)
+    if check.warning is not None:
+        print_line(f"warning: {check.warning}")
+    return checked_range if check.must_count else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A reward's source that fits the settings.
+
+    label: what scores. rewards: the least and the greatest reward."""
+
+    client: ScoringClient | CompositeReward
+    label: str
+    rewards: Range
 
 
 @asynccontextmanager
 async def _open_service(
-    settings: RewardSettings, service: str | None, wait: float
-) -> AsyncIterator[tuple[ScoringClient | CompositeReward, str]]:
-    """Yield the client of a service that fits the settings, and the name of its model."""
+    settings: RewardSettings, service: str | None, wait_s: float
+) -> AsyncIterator[_Opened]:
+    """Yield the client of a service that fits the settings."""
     async with ScoringClient(
         settings.url,
         timeout_s=settings.timeout_s,
         deadline_s=settings.deadline_s,
         max_in_flight=MAX_IN_FLIGHT,
     ) as client:
-        await client.wait_ready(wait)
+        await client.wait_ready(wait_s)
         info = await client.info()
         if service is not None and info.service != service:
             raise UserError(f"--service {service}: {settings.url[0]} is a {info.service} service")
-        options_for(info, settings)
-        yield client, info.model
+        definition = definition_of_service(settings, info)
+        rewards = reward_range(definition, dict.fromkeys(definition.components, info))
+        yield _Opened(client, info.model, rewards)
 
 
 @asynccontextmanager
-async def _open_composite(
-    settings: RewardSettings, wait: float
-) -> AsyncIterator[tuple[ScoringClient | CompositeReward, str]]:
-    """Yield the composite reward, whose services fit its definition, and its components."""
+async def _open_composite(settings: RewardSettings, wait_s: float) -> AsyncIterator[_Opened]:
+    """Yield the composite reward, whose services fit its definition."""
     async with CompositeReward(definition_of(settings)) as reward:
-        await reward.check(wait_s=wait)
-        yield reward, ", ".join(reward.definition.components)
+        infos = await reward.check(wait_s=wait_s)
+        label = ", ".join(reward.definition.components)
+        yield _Opened(reward, label, reward_range(reward.definition, infos))
 
 
 if __name__ == "__main__":

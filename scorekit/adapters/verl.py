@@ -13,15 +13,13 @@ starts. Settings are those of RewardSettings, as `reward_kwargs` or from SCOREKI
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from scorekit.adapters.composite import check_single_samples, definition_of
+from scorekit.adapters.composite import check_single_samples, definition_of, once_per_loop
 from scorekit.adapters.rewards import (
     MAX_IN_FLIGHT,
     RewardSettings,
@@ -147,19 +145,6 @@ def certain_numbers(definition: RewardDefinition) -> set[str]:
         if config.weight and not definition.refused_text_reward:
             names |= {f"component/{name}", f"scaled/{name}"}
     return names
-
-
-Value = TypeVar("Value")
-_BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
-
-
-def once_per_loop(key: str, make: Callable[[], Value]) -> Value:
-    """Return what `make` returned at the first call with this key in the running event loop."""
-    values = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
-    if key not in values:
-        values[key] = make()
-    value: Value = values[key]
-    return value
 
 
 def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewards:

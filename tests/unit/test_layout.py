@@ -220,7 +220,10 @@ IN_TRAINERS = (
     "scorekit.client",
     "scorekit.rewards",
     "scorekit.credit",
-    *(f"scorekit.adapters.{name}" for name in ("rewards", "composite", "trl", "verl", "openrlhf")),
+    *(
+        f"scorekit.adapters.{name}"
+        for name in ("rewards", "composite", "trl", "verl", "openrlhf", "slime")
+    ),
     "scorekit.adapters.nemo_gym",
 )
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from scorekit.adapters.openrlhf import RewardServer, create_app
 from scorekit.adapters.remote_requests import completion_of
+from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import compute_score
@@ -310,7 +310,8 @@ def test_the_openrlhf_process(metricx):
         timeout=30,
     )
     assert wide.returncode == 2 and "say --no-auth" in wide.stderr
-    child = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
+    command = [*command, "--clip-range", "-20", "10", "--port", str(port)]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: child.poll() is not None or _answers(f"{url}/health"))

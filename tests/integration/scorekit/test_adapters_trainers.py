@@ -10,7 +10,7 @@ from itertools import cycle
 import httpx
 import pytest
 
-from scorekit.adapters.openrlhf import RewardServer, create_app
+from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import reward_settings
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import UnsafeRewardManager, compute_score
@@ -20,7 +20,7 @@ from scorekit.prompts import load_postprocess
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_app, running_service, wait_until
-from tests.kits.trainer.reward_callers import (
+from tests.kits.trainer.callers.over_http import (
     OPENRLHF_TRIES,
     SLIME_TRIES,
     openrlhf_reward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -13,7 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from scorekit.adapters.openrlhf import RewardServer, create_app
+from scorekit.adapters.openrlhf import app as command_line
+from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import reward_settings
 from scorekit.rewards import CompositeReward
 from scorekit.schemas import TranslationSample
@@ -21,13 +23,21 @@ from scorekit.server.app import create_app as create_service
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
 from testing.servers import free_port, running_app, running_service, wait_until
-from tests.kits.trainer.reward_callers import (
+from tests.kits.trainer.callers.over_http import (
     OPENRLHF_TRIES,
     SLIME_TRIES,
     openrlhf_reward,
     slime_remote_rm,
 )
-from tests.kits.trainer.trl.sick_services import FAILURES, sick_service
+from tests.kits.trainer.composite_rewards import Wrapped, service_behind
+from tests.kits.trainer.trl.sick_services import (
+    FAILURES,
+    expected_reward,
+    failure_named_by_text,
+    service_with_failures,
+    sick_service,
+    two_metrics,
+)
 
 PROMPT = "<start_of_turn>user\nTranslate<end_of_turn>\n<start_of_turn>model\n"
 
@@ -39,22 +49,13 @@ def metricx():
 
 
 def definition(metricx, xcomet, **keys):
-    """Return a definition of two services, a gate, and a rule that is only reported."""
-    return {
-        "components": {
-            "metricx": {"service": metricx, "offset": 5.0, "scale": -1.0},
-            "xcomet": {"service": xcomet, "weight": 10.0},
-            "chrf": {"rule": "chrf", "weight": 0.0},
-        },
-        "gates": {"copy": {"rule": "copy", "max_share": 0.5, "reward": -30.0}},
-        "timeout_s": 1.5,
-        "deadline_s": 6.0,
-        **keys,
-    }
+    """Return the definition of `two_metrics` with a gate."""
+    gates = {"copy": {"rule": "copy", "max_share": 0.5, "reward": -30.0}}
+    return two_metrics(metricx, xcomet, gates=gates, **keys)
 
 
 @contextlib.contextmanager
-def served(config):
+def served(config, clip_range=None):
     """Serve the adapter; its client uses uvicorn's loop. Yield its URL and its requests' paths."""
     settings = reward_settings(definition=config, src_key="src")
     servers, paths = [], []
@@ -62,7 +63,8 @@ def served(config):
     async def app(scope, receive, send):
         if not servers:
             reward = CompositeReward(settings.definition)
-            servers.append(create_app(RewardServer(reward, settings)))
+            server = RewardServer(reward, settings, clip_range=clip_range)
+            servers.append(create_app(server))
         if scope["type"] == "http" and scope["method"] == "POST":
             paths.append(scope["path"])
         await servers[0](scope, receive, send)
@@ -83,11 +85,6 @@ def label(src, **fields):
 
 def sample(src, mt):
     return TranslationSample(src=src, mt=mt)
-
-
-def expected_reward(src, mt):
-    text = sample(src, mt)
-    return pytest.approx(5.0 - fake_score(text, 25.0) + 10.0 * fake_score(text, 1.0))
 
 
 def openrlhf(url, mt, row):
@@ -140,24 +137,23 @@ def test_slime_gets_the_reward_as_a_number(metricx):
 # -- a sick service -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_a_text_without_a_reward_fails_its_request_alone(metricx, failure):
-    is_bad = lambda text: text.mt == "bad"  # noqa: E731
+def test_a_text_without_a_reward_fails_its_request_alone(metricx):
+    mts = [f"good {index}" for index in range(6)]
     with (
-        sick_service(failure, is_bad) as (backend, xcomet),
+        service_with_failures(failure_named_by_text) as (backend, xcomet),
         served(definition(metricx, xcomet)) as (url, paths),
-        ThreadPoolExecutor(8) as pool,
+        ThreadPoolExecutor(20) as pool,
     ):
-        mts = [f"good {index}" for index in range(6)]
-        futures = [pool.submit(openrlhf, url, mt, label("a")) for mt in [*mts, "bad"]]
+        futures = [pool.submit(openrlhf, url, mt, label("a")) for mt in [*mts, *FAILURES]]
         slime = pool.submit(slime_remote_rm, f"{url}/remote_rm", PROMPT, "number", label("a"))
-        *good, bad = (future.result() for future in futures)
-        assert [result["reward"] for result in good] == [[expected_reward("a", mt)] for mt in mts]
+        results = [future.result() for future in futures]
         assert slime.result() == expected_reward("a", "number")
-        assert bad == {"reward": None, "scores": None, "extra_logs": {}}
-        assert len(paths) == len(mts) + 1 + OPENRLHF_TRIES
-        scored = {mt: count for (_, mt), count in backend.scored.items() if mt != "bad"}
-        assert scored == dict.fromkeys([*mts, "number"], 1)  # nothing is paid twice
+    good, bad = results[: len(mts)], results[len(mts) :]
+    assert [result["reward"] for result in good] == [[expected_reward("a", mt)] for mt in mts]
+    assert bad == [{"reward": None, "scores": None, "extra_logs": {}}] * len(FAILURES)
+    assert len(paths) == len(mts) + 1 + OPENRLHF_TRIES * len(FAILURES)
+    scored = {mt: count for (_, mt), count in backend.scored.items() if mt not in FAILURES}
+    assert scored == dict.fromkeys([*mts, "number"], 1)  # nothing is paid twice
 
 
 @pytest.mark.parametrize("failure", ["nan", "refused"])
@@ -172,6 +168,48 @@ def test_slime_raises_and_never_sees_a_number_that_is_none(metricx, failure):
     message = error_info.value.response.json()["error"]["message"]
     assert message.startswith("sample 0:") and "xcomet: " in message
     assert len(paths) == SLIME_TRIES
+
+
+def test_a_refused_text_has_the_reward_that_its_definition_gives_it(metricx):
+    """No answer makes OpenRLHF leave out one sample, so the user may name a reward."""
+    with sick_service("refused", lambda text: text.mt == "bad") as (_, xcomet):
+        config = definition(metricx, xcomet, refused_text_reward={"overlong": -25.0})
+        with served(config) as (url, paths):
+            result = openrlhf(url, "bad", label("a"))
+    assert result["reward"] == [-25.0] and len(paths) == 1
+    assert math.isnan(result["extra_logs"]["component/xcomet"][0])
+
+
+def test_rewards_outside_the_clip_range_are_counted(metricx):
+    config = {"components": {"size": {"rule": f"{__name__}:size"}}}
+    with served(config, clip_range=(-10.0, 10.0)) as (url, _):
+        answers = [openrlhf(url, "x" * count, label("a")) for count in (10, 11, 30)]
+        metrics = httpx.get(f"{url}/metrics").text
+    assert [answer["extra_logs"]["outside_clip_range"] for answer in answers] == [[0], [1], [1]]
+    assert "scorekit_clip_checked_rewards_total 3\n" in metrics
+    assert "scorekit_outside_clip_range_total 2\n" in metrics
+
+
+def size(sample):
+    return len(sample["mt"])
+
+
+def test_concurrent_samples_share_requests():
+    mts = [f"text {index}" for index in range(200)]
+
+    async def ask(config):
+        settings = reward_settings(definition=config, src_key="src")
+        async with CompositeReward(settings.definition) as reward:
+            server = RewardServer(reward, settings)
+            bodies = [{"query": [PROMPT + mt], "prompts": [PROMPT]} for mt in mts]
+            rows = [json.dumps(body | {"labels": [label("a")]}).encode() for body in bodies]
+            return await asyncio.gather(*map(server.get_reward, rows))
+
+    with service_behind(Wrapped) as (service, xcomet):
+        results = asyncio.run(ask({"components": {"xcomet": {"service": xcomet}}}))
+    expected = [[fake_score(sample("a", mt), 1.0)] for mt in mts]
+    assert [result["rewards"] for result in results] == expected
+    assert sum(service.request_sizes) == 200 and len(service.request_sizes) <= 10
 
 
 def test_a_row_without_a_component_has_no_reward(metricx):
@@ -197,6 +235,7 @@ def test_the_process_serves_a_definition_once_all_services_answer(metricx, tmp_p
     port, late = free_port(), free_port()
     config = definition(metricx, f"http://127.0.0.1:{late}", deadline_s=20.0, timeout_s=20.0)
     command = [*COMMAND, "--definition", write(tmp_path, config), "--src-key", "src"]
+    command += ["--clip-range", "-30", "15"]
     child = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -207,6 +246,7 @@ def test_the_process_serves_a_definition_once_all_services_answer(metricx, tmp_p
         child.terminate()
         complaint = child.communicate(timeout=180)[1]
     assert "rewards of chrf, metricx, xcomet:" in complaint and "Traceback" not in complaint
+    assert "warning: rewards are -30 to 15: if OpenRLHF subtracts a baseline" in complaint
 
 
 @pytest.mark.parametrize(
@@ -224,22 +264,47 @@ def test_the_process_serves_a_definition_once_all_services_answer(metricx, tmp_p
         (["--definition", "{cut}"], "components.cut: reads finish_reason, which the trainer"),
         (["--definition", "{other}"], "components.metricx: lower values of `score` are better"),
         (["--definition", "{away}", "--wait", "0.2"], "not ready"),
+        (["--definition", "{}"], "--clip-range -10 10 (OpenRLHF's default): rewards are -20 to 5"),
+        (["--url", "{metricx}", "--clip-range", "-9", "9"], "rewards are -20 to 5"),
+        (["--definition", "{}", "--clip-range", "10", "-10"], "the first number must be less"),
+        (
+            ["--url", "http://x", "--wait", "0.2", "--deadline", "180"],
+            "--deadline: 180 s, but openrlhf waits 180 s",
+        ),
+        (["--definition", "{slow}"], "deadline_s: 200 s, but openrlhf waits 180 s for an answer"),
+        (["--definition", "{}", "--trainer", "slime"], "deadline_s: 170 s, but slime waits 120 s"),
+        (
+            ["--url", "http://x", "--trainer", "slime", "--clip-range", "-20", "5"],
+            "--clip-range: has no effect with --trainer slime",
+        ),
     ],
 )
-def test_a_mistake_is_one_line(metricx, tmp_path, options, message):
+def test_a_mistake_is_one_line(metricx, tmp_path, capsys, monkeypatch, options, message):
     service = {"service": metricx, "offset": 5.0, "scale": -1.0}
     away = service | {"service": f"http://127.0.0.1:{free_port()}"}
     definitions = {
         "{}": {"metricx": service},
+        "{slow}": {"metricx": service},
         "{group}": {"metricx": service, "twice": {"rule": "duplicates"}},
         "{cut}": {"metricx": service, "cut": {"rule": "truncated"}},
         "{other}": {"metricx": service | {"scale": 1.0}},
         "{away}": {"metricx": away},
     }
+    files = {
+        name: {"components": components, "deadline_s": 200.0 if name == "{slow}" else 170.0}
+        for name, components in definitions.items()
+    }
     words = [
-        write(tmp_path, {"components": definitions[word]}) if word in definitions else word
+        write(tmp_path, files[word]) if word in files else word.replace("{metricx}", metricx)
         for word in options
     ]
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == (1 if "{away}" in options else 2)
-    assert message in done.stderr and done.stderr.count("\n") == 1
+    monkeypatch.setattr("uvicorn.Server.serve", serves_none)
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(words, standalone_mode=False)
+    complaint = capsys.readouterr().err
+    assert exit_info.value.code == (1 if "{away}" in options else 2)
+    assert message in complaint and complaint.count("\n") == 1
+
+
+async def serves_none(server):
+    raise AssertionError("the mistake was not found")

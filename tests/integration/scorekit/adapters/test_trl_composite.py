@@ -18,7 +18,13 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_service
 from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer
-from tests.kits.trainer.trl.sick_services import FAILURES, is_bad, sick_service
+from tests.kits.trainer.trl.sick_services import (
+    FAILURES,
+    expected_reward,
+    is_bad,
+    sick_service,
+    two_metrics,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +34,10 @@ def metricx():
 
 
 def definition(metricx, xcomet, **keys):
-    """Return a definition of two services, a rule, and a rule that is only reported."""
-    return {
-        "components": {
-            "metricx": {"service": metricx, "offset": 5.0, "scale": -1.0},
-            "xcomet": {"service": xcomet, "weight": 10.0},
-            "copy": {"rule": "copy", "weight": -1.0},
-            "chrf": {"rule": "chrf", "weight": 0.0},
-        },
-        "timeout_s": 2.0,
-        "deadline_s": 8.0,
-        **keys,
-    }
-
-
-def expected_reward(src, mt):
-    sample = TranslationSample(src=src, mt=mt)
-    return 5.0 - fake_score(sample, 25.0) + 10.0 * fake_score(sample, 1.0)
+    """Return the definition of `two_metrics` with a rule that has a weight."""
+    config = two_metrics(metricx, xcomet, **{"timeout_s": 2.0, "deadline_s": 8.0, **keys})
+    config["components"]["copy"] = {"rule": "copy", "weight": -1.0}
+    return config
 
 
 def call(function, mts, src="s", **columns):

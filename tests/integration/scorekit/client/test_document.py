@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scorekit.adapters.verl import compute_score
 from scorekit.rewards import load_definition
@@ -19,6 +20,7 @@ from testing.fake_embedder import FakeEmbedder
 from testing.judge import running_judge, saying
 from testing.servers import running_app, running_service
 from tests.kits.retrieval.stand_in import StandInRetriever
+from tests.kits.trainer.callers.slime import Sample, score, slime_args, train_data
 
 TEXT = (Path(__file__).parents[4] / "docs/clients.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -84,11 +86,23 @@ def _run(command, folder):
 
 
 def test_the_reward_definition(tmp_path):
-    (definition,) = YAML
+    definition, _ = YAML
     (tmp_path / "reward.yaml").write_text(definition)
     checked = load_definition(tmp_path / "reward.yaml")
     assert list(checked.components) == ["xcomet", "metricx", "repetition"]
     assert checked.gates["copy"].reward == -1.0
+
+
+def test_slime_s_settings(url):
+    _, text = YAML
+    flags = dict(re.findall(r"#   --(custom-[a-z-]+-path) (\S+)", text))
+    assert flags.pop("custom-config-path") == "slime.yaml"
+    paths = {flag.replace("-", "_"): path for flag, path in flags.items()}
+    settings = yaml.safe_load(text)["scorekit"]
+    settings["definition"] = {"components": {"metricx": {"service": url, "scale": -1.0}}}
+    args = slime_args(**paths, scorekit=settings)
+    samples = score(args, [[Sample(response="b", label='{"src": "a"}')] * 2])
+    assert len(paths) == 3 and set(train_data(args, samples)["rewards"]) == {0.0}
 
 
 def test_verl_s_settings(url):
