@@ -57,7 +57,8 @@ class SearchEnvironment:
         nothing of it. Raises ValueError if no episode runs, UserError and IndexChanged if the
         services cannot serve any episode, and BudgetExceeded.
         """
-        return await self._add(TurnOutput(text, tokens))
+        # A lone surrogate, which JSON can have, could be neither sent nor stored.
+        return await self._add(TurnOutput(text.encode(errors="replace").decode(), tokens))
 
     async def stop(self, reason: str) -> Observation:
         """End the episode because the trainer has no turn for it (its own limit is reached).
@@ -67,8 +68,19 @@ class SearchEnvironment:
         return await self._add(TurnOutput(end="context", detail=reason))
 
     async def fail(self, reason: str) -> Observation:
-        """End the episode because the trainer lost it; it gets no reward and is counted."""
-        return await self._add(TurnOutput(end="failed", detail=reason))
+        """End the episode because the trainer lost it; it gets no reward and is counted.
+
+        Also after a turn that was cancelled. Raises ValueError if no episode runs.
+        """
+        state = self._state
+        if state is None or (state.trajectory.end is not None and not self._busy):
+            raise ValueError("no episode runs: call reset with a question first")
+        # A copy, because the calls for the reward of a cancelled turn go on and read the episode.
+        state.trajectory = state.trajectory.model_copy(
+            update={"end": "failed", "end_detail": reason}
+        )
+        self._busy = False
+        return Observation(done=True, result=await self._result(state.trajectory))
 
     async def _add(self, turn: TurnOutput) -> Observation:
         state = self._state
