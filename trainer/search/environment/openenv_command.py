@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +91,7 @@ def _serve(
                 timeout_graceful_shutdown=SHUTDOWN_S,
             )
         )
+        listener.listen()  # who connects from now on waits for a moment, and is not refused
         name = f"[{address[0]}]" if ":" in address[0] else address[0]
         typer.echo(
             f"search environments: ws://{name}:{listener.getsockname()[1]}/ws; {len(questions)} "
@@ -97,6 +99,8 @@ def _serve(
             f"{longest_turn_s(cfg):g} s for a turn (message_timeout_s)",
             err=True,
         )
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it ends,
+            signal.signal(number, server.handle_exit)  # and the episodes have to be written then
         server.run(sockets=[listener])
 
 

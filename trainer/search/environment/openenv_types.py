@@ -44,7 +44,9 @@ class SearchObservation(Observation):  # type: ignore[misc]
     error: str | None = Field(
         None, description="The reason of a missing reward. Not for the policy to see."
     )
-    pages: list[str] = Field(default_factory=list, description="Ids of the pages shown, at the end.")
+    pages: list[str] = Field(
+        default_factory=list, description="Ids of the pages shown, at the end."
+    )
     longest_turn_s: float | None = Field(
         None,
         description="After a reset: seconds that a turn may take by the deadlines of the server's "

@@ -35,7 +35,9 @@ def observations() -> dict[str, Observation]:
     """Return an observation of each kind by name."""
     shown = ShownImage(_VIEW, b"a PNG")
     return {
-        "begin": Observation((Message("system", "Search."), Message("user", "Question: 기대 수명?"))),
+        "begin": Observation(
+            (Message("system", "Search."), Message("user", "Question: 기대 수명?"))
+        ),
         "page": Observation((Message("user", "Page life_3.", (shown,)),)),
         "scored": _ended("ok", 0.75, {"format": 1.0, "ndcg": 0.5, "judge": 1.0}, None),
         "zero": _ended("ok", 0.0, {"format": 1.0, "ndcg": 0.0, "judge": 0.0}, None),

@@ -90,9 +90,7 @@ def play_in_turns(url: str, episodes: list[Any]) -> Any:
 
     async def run() -> Any:
         envs = [SearchEnvClient(url) for _ in episodes]
-        results = [
-            await env.reset(**reset) for env, (reset, _) in zip(envs, episodes, strict=True)
-        ]
+        results = [await env.reset(**reset) for env, (reset, _) in zip(envs, episodes, strict=True)]
         messages = [observed(result.observation) for result in results]
         for turn in range(max(len(turns) for _, turns in episodes)):
             for number, (_, turns) in enumerate(episodes):
@@ -168,6 +166,17 @@ def leave(url: str, frames: list[str], how: str) -> None:
             await connection.close()
 
     asyncio.run(run())
+
+
+#: The clients that `begin` has opened, so that their sessions stay.
+_OPEN: list[Any] = []
+
+
+def begin(url: str, index: int, **options: Any) -> Any:
+    """Begin an episode in a session that stays open, and return the messages."""
+    env = SearchEnvClient(url, **options).sync()
+    _OPEN.append(env)
+    return observed(env.reset(index=index).observation)
 
 
 def counts(url: str) -> Any:
