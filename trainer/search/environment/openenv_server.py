@@ -120,8 +120,9 @@ class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]):
         return self._state.model_copy(update={"episodes": self._services.episodes.counts})
 
     def close(self) -> None:
-        """End the session, outside of an event loop; an episode that runs is failed."""
-        asyncio.run(self._leave("the client left before its end"))
+        """End the session; an episode that runs is failed, which needs a thread without a loop."""
+        if not self._state.done:
+            asyncio.run(self._leave("the client left before its end"))
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Return the description of the environment."""

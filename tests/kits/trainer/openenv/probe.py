@@ -179,6 +179,12 @@ def begin(url: str, index: int, **options: Any) -> Any:
     return observed(env.reset(index=index).observation)
 
 
+def end() -> None:
+    """Close the sessions that `begin` has opened."""
+    while _OPEN:
+        _OPEN.pop().close()
+
+
 def counts(url: str) -> Any:
     """Return the counts of episodes of the server by status."""
     with SearchEnvClient(url).sync() as env:
@@ -233,23 +239,20 @@ def outwait(url: str, reset: dict[str, Any], turns: list[str], released: str) ->
 
 
 def fill(url: str, sessions: int) -> Any:
-    """Open sessions one after another; return the error of the last, and then of a new one."""
-
-    async def reset() -> SearchEnvClient:
-        env = SearchEnvClient(url)
-        await env.reset(index=0)
-        return env
+    """Open so many sessions; return how many are served, and the error of the first that is not."""
 
     async def run() -> Any:
-        envs = [await reset() for _ in range(sessions - 1)]
-        error = ""
+        envs = [SearchEnvClient(url) for _ in range(sessions)]
+        num_served, error = 0, ""
         try:
-            await reset()
+            for env in envs:
+                await env.reset(index=0)
+                num_served += 1
         except RuntimeError as raised:
             error = str(raised)
         for env in envs:
             await env.close()
-        return error
+        return [num_served, error]
 
     return asyncio.run(run())
 
