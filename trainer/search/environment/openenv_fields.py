@@ -48,9 +48,13 @@ class QuestionChoice:
             options = ResetOptions.model_validate(values)
         except ValidationError as error:
             raise UserError(f"reset: {describe_validation_error(error, 'reset')}") from None
-        given = [name for name in ("question", "index", "id") if getattr(options, name) is not None]
-        if len(given) > 1:
-            raise UserError(f"reset: {given[0]} and {given[1]} both choose a question. Give one")
+        choices = [
+            name for name in ("question", "index", "id") if getattr(options, name) is not None
+        ]
+        if len(choices) > 1:
+            raise UserError(
+                f"reset: {choices[0]} and {choices[1]} both choose a question. Give one"
+            )
         if options.question is not None:
             return question_from_row(options.question, self._data)
         num_questions = len(self._questions)

@@ -52,7 +52,7 @@ def create_search_app(
     )
 
 
-class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]):
+class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]):  # type: ignore[misc]
     """The environment of one session.
 
     services: shared with other sessions. choice: the questions that a reset may choose. policy:

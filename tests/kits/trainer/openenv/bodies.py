@@ -33,20 +33,20 @@ _QUESTION = Question(id="q1", question="기대 수명?", reference_answer="82", 
 
 def observations() -> dict[str, Observation]:
     """Return an observation of each kind by name."""
-    shown = ShownImage(_VIEW, b"a PNG")
+    image = ShownImage(_VIEW, b"a PNG")
     return {
         "begin": Observation(
             (Message("system", "Search."), Message("user", "Question: 기대 수명?"))
         ),
-        "page": Observation((Message("user", "Page life_3.", (shown,)),)),
-        "scored": _ended("ok", 0.75, {"format": 1.0, "ndcg": 0.5, "judge": 1.0}, None),
-        "zero": _ended("ok", 0.0, {"format": 1.0, "ndcg": 0.0, "judge": 0.0}, None),
-        "failed": _ended("failed", None, {"format": 1.0}, "judge: unreachable"),
-        "late": _ended("late", None, {"format": 1.0}, "no answer in 600 s"),
+        "page": Observation((Message("user", "Page life_3.", (image,)),)),
+        "scored": _end_of_episode("ok", 0.75, {"format": 1.0, "ndcg": 0.5, "judge": 1.0}, None),
+        "zero": _end_of_episode("ok", 0.0, {"format": 1.0, "ndcg": 0.0, "judge": 0.0}, None),
+        "failed": _end_of_episode("failed", None, {"format": 1.0}, "judge: unreachable"),
+        "late": _end_of_episode("late", None, {"format": 1.0}, "no answer in 600 s"),
     }
 
 
-def _ended(
+def _end_of_episode(
     status: Status, value: float | None, parts: dict[str, float], error: str | None
 ) -> Observation:
     trajectory = Trajectory(

@@ -149,10 +149,10 @@ def send_frames(url: str, frames: list[str], **options: Any) -> Any:
     return asyncio.run(run())
 
 
-def leave(url: str, frames: list[str], how: str) -> None:
+def leave(url: str, frames: list[str], departure: str) -> None:
     """Send frames, the last without waiting for its answer, and leave.
 
-    how: "closes" says so; "is lost" only ends the connection."""
+    departure: "closes" says so; "is lost" only ends the connection."""
 
     async def run() -> None:
         connection = await websockets.connect(_socket(url), max_size=None)
@@ -160,7 +160,7 @@ def leave(url: str, frames: list[str], how: str) -> None:
             await connection.send(frame)
             await connection.recv()
         await connection.send(frames[-1])
-        if how == "is lost":
+        if departure == "is lost":
             connection.transport.abort()
         else:
             await connection.close()
@@ -210,29 +210,29 @@ def outwait(url: str, reset: dict[str, Any], turns: list[str], released: str) ->
     """
 
     async def run() -> Any:
-        impatient, patient = SearchEnvClient(url), SearchEnvClient(url)
-        for env in (impatient, patient):
+        hasty_client, slow_client = SearchEnvClient(url), SearchEnvClient(url)
+        for env in (hasty_client, slow_client):
             await env.reset(**reset)
             for turn in turns[:-1]:
                 await env.step(SearchAction(text=turn))
         last = SearchAction(text=turns[-1])
-        waiting = asyncio.ensure_future(patient.step(last))
-        impatient._message_timeout = 0.5
+        waiting = asyncio.ensure_future(slow_client.step(last))
+        hasty_client._message_timeout = 0.5
         gave_up = ""
         try:
-            await impatient.step(last)
+            await hasty_client.step(last)
         except TimeoutError:
             gave_up = "TimeoutError"
-        impatient._message_timeout = 60.0
+        hasty_client._message_timeout = 60.0
         error = ""
         try:
-            await impatient.step(last)  # in a session of its own
+            await hasty_client.step(last)  # in a session of its own
         except RuntimeError as raised:
             error = str(raised)
         Path(released).touch()
         result = await waiting
-        await patient.close()
-        await impatient.close()
+        await slow_client.close()
+        await hasty_client.close()
         return {"gave_up": gave_up, "error": error, "record": record_of([], result)}
 
     return asyncio.run(run())

@@ -124,9 +124,9 @@ def test_sessions_that_take_turns_do_not_mix(
 ) -> None:
     turns = [(question, scripted_turns(question)) for question in services.questions[:4]]
     episodes = episodes_of(turns)
-    together = probe.call("play_in_turns", url=server.url, episodes=episodes)
-    assert together == probe.call("play", url=server.url, episodes=episodes, sessions=1)
-    assert len({json.dumps(record["pages"]) for record in together}) > 2
+    records = probe.call("play_in_turns", url=server.url, episodes=episodes)
+    assert records == probe.call("play", url=server.url, episodes=episodes, sessions=1)
+    assert len({json.dumps(record["pages"]) for record in records}) > 2
 
 
 def test_the_synchronous_and_the_generic_client_play_the_same(
@@ -174,8 +174,11 @@ def test_a_service_that_dies_midway_gives_no_reward_and_shows_nothing(
         assert record["end"] == ("failed" if name == "retriever" else "complete")
         assert record["error"] and "judge" not in record["components"]
         # One page, and of the failure not a word.
-        shown = 3 if name == "retriever" else 4
-        assert [message[0] for message in record["messages"]] == ["system", *["user"] * (shown - 1)]
+        num_messages = 3 if name == "retriever" else 4
+        assert [message[0] for message in record["messages"]] == [
+            "system",
+            *["user"] * (num_messages - 1),
+        ]
         assert not any(
             word in message[1]
             for message in record["messages"][2:]
@@ -233,9 +236,9 @@ def test_a_client_waits_longer_than_the_server_s_longest_turn(
     assert probe.call("patience", **patience, message_timeout_s=7.0) == [7.0, 7.0]
 
 
-@pytest.mark.parametrize("how", ["closes", "is lost"])
+@pytest.mark.parametrize("departure", ["closes", "is lost"])
 def test_a_client_that_leaves_in_a_turn_is_counted_and_its_turn_cancelled(
-    how: str, services: DemoServices, server: SearchServer, probe: Probe
+    departure: str, services: DemoServices, server: SearchServer, probe: Probe
 ) -> None:
     before = probe.call("counts", url=server.url)
     services.servers["retriever"].mood = lambda path, body: "hang" if "never" in body else None
@@ -244,7 +247,7 @@ def test_a_client_that_leaves_in_a_turn_is_counted_and_its_turn_cancelled(
         _frame("step", {"text": SEARCH}),
         _frame("step", {"text": SEARCH.replace("life", "never")}),
     ]
-    probe.call("leave", url=server.url, frames=frames, how=how)
+    probe.call("leave", url=server.url, frames=frames, departure=departure)
     failed = before.get("failed", 0) + 1
     wait_until(lambda: probe.call("counts", url=server.url).get("failed") == failed)
     services.recover()
@@ -287,9 +290,9 @@ def test_hostile_messages_end_no_other_session(
 ) -> None:
     probe.send("begin", url=server.url, index=1)
     assert probe.answer()[1][0] == "user"
-    for name, (frames, said) in HOSTILE.items():
+    for name, (frames, expected) in HOSTILE.items():
         answers = probe.call("send_frames", url=server.url, frames=frames)
-        assert any(word in json.dumps(answers[-1]) for word in said.split("|")), (name, answers)
+        assert any(word in json.dumps(answers[-1]) for word in expected.split("|")), (name, answers)
     odd = ["\ud800 <search>\udfff</search>", "\x00" * 1000, "<search>" + "가" * 200_000, SEARCH]
     frames = [_frame("reset", {"index": 0}), *(_frame("step", {"text": text}) for text in odd)]
     answers = probe.call("send_frames", url=server.url, frames=frames)
@@ -345,10 +348,10 @@ def test_openenv_validates_the_example_and_a_server(server: SearchServer) -> Non
 
 def test_a_mistake_is_one_line_before_it_listens(services: DemoServices) -> None:
     config = ["--config", str(services.config)]
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = str(listener.getsockname()[1])
         code, printed = run_server(*config, "--port", port)
         assert code == 2 and f"--port {port}: Address already in use" in printed
     code, printed = run_server(*config, "--set", "data.train=missing.jsonl")

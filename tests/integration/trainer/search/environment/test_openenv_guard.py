@@ -23,11 +23,11 @@ ORIGIN = {"Origin": "http://localhost:3000"}
 
 
 class Echo:
-    """An app that echoes texts, and never answers "wait". ended: how its sockets ended."""
+    """An app that echoes texts, and never answers "wait". ended: how its sockets endings."""
 
     def __init__(self) -> None:
         self.app, self.waits = FastAPI(), threading.Event()
-        self.ended: list[str] = []
+        self.endings: list[str] = []
         self.app.get("/health")(lambda: "ok")
         self.app.get("/metadata")(lambda: "ok")
         self.app.websocket("/ws")(self.answer)
@@ -42,7 +42,7 @@ class Echo:
                     await asyncio.Event().wait()
                 await connection.send_text(text)
         except BaseException as error:
-            self.ended.append(type(error).__name__)
+            self.endings.append(type(error).__name__)
             raise
 
 
@@ -79,8 +79,8 @@ def test_keys_and_pages(
                 connect(_socket(url), additional_headers=headers)
 
 
-@pytest.mark.parametrize("how", ["closes", "is_lost"])
-def test_a_turn_ends_with_its_client(how: str) -> None:
+@pytest.mark.parametrize("departure", ["closes", "is_lost"])
+def test_a_turn_ends_with_its_client(departure: str) -> None:
     echo = Echo()
     with running_app(GuardedApp(echo.app)) as url:
         connection = connect(_socket(url))
@@ -88,11 +88,11 @@ def test_a_turn_ends_with_its_client(how: str) -> None:
         assert connection.recv() == "a"
         connection.send("wait")
         assert echo.waits.wait(60)
-        if how == "is_lost":
+        if departure == "is_lost":
             connection.socket.close()
         else:
             connection.close()
-        wait_until(lambda: echo.ended == ["CancelledError"])
+        wait_until(lambda: echo.endings == ["CancelledError"])
 
 
 def test_a_client_that_leaves_between_turns_is_no_cancelled_turn() -> None:
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_between_turns_is_no_cancelled_turn() -> None:
             for text in "abc":  # answers that are not waited for
                 connection.send(text)
             assert [connection.recv() for _ in "abc"] == list("abc")
-        wait_until(lambda: echo.ended == ["WebSocketDisconnect"])
+        wait_until(lambda: echo.endings == ["WebSocketDisconnect"])
 
 
 @pytest.mark.parametrize(
