@@ -95,7 +95,9 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.search.evaluation",
         "config, services": "trainer.search.config trainer.search.training.config "
         "trainer.search.data trainer.search.services trainer.search.local_policy "
-        "trainer.search.episode_runner trainer.search.training.loading",
+        "trainer.search.episode_runner trainer.search.training.loading "
+        "trainer.search.rollout.watched_retriever",
+        "environment": "trainer.search.environment",
         "rows, curation": "trainer.search.curation trainer.search.diagnosis "
         "trainer.search.distillation trainer.search.verification trainer.search.training.sft_rows",
         "rounds": "trainer.search.rounds",

@@ -198,12 +198,12 @@ def test_no_folder_is_too_full():
     assert {folder: n for folder, n in sizes.items() if n > FULLEST} == {}
 
 
-#: Derives from verl's classes: only verl's own processes import it.
-_IN_VERL = ROOT / "scorekit/adapters/verl_tokens.py"
+#: Derive from another project's classes: only its own processes import them.
+_IN_PEERS = [ROOT / f"scorekit/adapters/{name}.py" for name in ("verl_tokens", "nemo_gym_server")]
 LIGHT_MODULES = sorted(
     _module(path)
     for path in (ROOT / "scorekit").rglob("*.py")
-    if not path.is_relative_to(ROOT / "scorekit/server") and path != _IN_VERL
+    if not path.is_relative_to(ROOT / "scorekit/server") and path not in _IN_PEERS
 )
 
 
@@ -221,6 +221,7 @@ IN_TRAINERS = (
     "scorekit.rewards",
     "scorekit.credit",
     *(f"scorekit.adapters.{name}" for name in ("rewards", "composite", "trl", "verl", "openrlhf")),
+    "scorekit.adapters.nemo_gym",
 )
 
 

@@ -19,7 +19,7 @@ class SearchEnvironment:
 
     services: may be shared by any number of environments. policy: name in the records of the
     episodes. Each method may be awaited in another event loop than the one before, but only one at
-    a time.
+    a time; `result` may be awaited beside the next episode.
     """
 
     def __init__(self, services: EnvironmentServices, policy: str = "external") -> None:
@@ -33,6 +33,10 @@ class SearchEnvironment:
         trajectory_id: unique in its run; None: a random one. Raises UserError and IndexChanged if
         the services cannot serve any episode.
         """
+        return self.begin(question, trajectory_id)
+
+    def begin(self, question: Question, trajectory_id: str | None = None) -> Observation:
+        """Do what `reset` does, for code that is not async."""
         self._state = None
         self._services.raise_if_broken()
         trajectory = Trajectory(
@@ -45,7 +49,8 @@ class SearchEnvironment:
             index_revision=self._services.index_revision,
         )
         self._busy = False
-        self._state = EpisodeState(trajectory, self._services.cfg.episode)
+        form = self._services.tools.form
+        self._state = EpisodeState(trajectory, self._services.cfg.episode, form)
         return Observation(tuple(self._state.messages))
 
     async def step(self, text: str, tokens: int | None = None) -> Observation:
@@ -57,30 +62,53 @@ class SearchEnvironment:
         nothing of it. Raises ValueError if no episode runs, UserError and IndexChanged if the
         services cannot serve any episode, and BudgetExceeded.
         """
-        # A lone surrogate, which JSON can have, could be neither sent nor stored.
-        return await self._add(TurnOutput(text.encode(errors="replace").decode(), tokens))
+        return await self._with_result(await self.advance(text, tokens))
 
     async def stop(self, reason: str) -> Observation:
         """End the episode because the trainer has no turn for it (its own limit is reached).
 
         It is scored as an episode that used up its context. reason: goes into its record.
         """
-        return await self._add(TurnOutput(end="context", detail=reason))
+        return await self._with_result(await self._add(TurnOutput(end="context", detail=reason)))
 
     async def fail(self, reason: str) -> Observation:
         """End the episode because the trainer lost it; it gets no reward and is counted.
 
-        Also after a turn that was cancelled. Raises ValueError if no episode runs.
+        Also after a turn, or a wait for the result, that was cancelled. Raises ValueError if no
+        episode runs, or if it has its result.
         """
         state = self._state
-        if state is None or (state.trajectory.end is not None and not self._busy):
+        if state is None or state.trajectory.reward is not None:
             raise ValueError("no episode runs: call reset with a question first")
-        # A copy, because the calls for the reward of a cancelled turn go on and read the episode.
+        # A copy, because the calls for a reward that was waited for go on and read the episode.
         state.trajectory = state.trajectory.model_copy(
             update={"end": "failed", "end_detail": reason}
         )
         self._busy = False
-        return Observation(done=True, result=await self._result(state.trajectory))
+        return await self._with_result(Observation(done=True))
+
+    async def advance(self, text: str, tokens: int | None = None) -> Observation:
+        """Do what `step` does, without waiting for the result at the end: `result` gives it."""
+        # A lone surrogate, which JSON can have, could be neither sent nor stored.
+        return await self._add(TurnOutput(text.encode(errors="replace").decode(), tokens))
+
+    async def result(self) -> EpisodeResult:
+        """Return the result of the episode that has ended, once. A later `reset` does not matter.
+
+        Raises ValueError if the episode runs, and BudgetExceeded.
+        """
+        services, state = self._services, self._state
+        if state is None or state.trajectory.end is None:
+            raise ValueError("the episode has not ended")
+        final = await services.stream.reward(state.trajectory, services.cfg.rollout.deadline_s)
+        state.trajectory = final
+        services.episodes.add(final)
+        return EpisodeResult.from_trajectory(final)
+
+    async def _with_result(self, observation: Observation) -> Observation:
+        if not observation.done:
+            return observation
+        return Observation(done=True, result=await self.result())
 
     async def _add(self, turn: TurnOutput) -> Observation:
         state = self._state
@@ -93,15 +121,7 @@ class SearchEnvironment:
         num_messages = len(state.messages) + 1  # with the turn of the policy
         await add_turn(state, turn, 0.0, services.tools, services.threads)
         services.raise_if_broken()
-        if state.trajectory.end is None:
-            observation = Observation(tuple(state.messages[num_messages:]))
-        else:
-            observation = Observation(done=True, result=await self._result(state.trajectory))
         self._busy = False
-        return observation
-
-    async def _result(self, trajectory: Trajectory) -> EpisodeResult:
-        services = self._services
-        final = await services.stream.reward(trajectory, services.cfg.rollout.deadline_s)
-        services.episodes.add(final)
-        return EpisodeResult.of(final)
+        if state.trajectory.end is not None:
+            return Observation(done=True)
+        return Observation(tuple(state.messages[num_messages:]))

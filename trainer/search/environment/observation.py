@@ -1,4 +1,4 @@
-"""What an environment returns: the messages for the policy, and at the end the result."""
+"""An environment returns messages for the policy, and at the end a result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EpisodeResult:
     trajectory: Trajectory
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> EpisodeResult:
+    def from_trajectory(cls, trajectory: Trajectory) -> EpisodeResult:
         """Return the result of an episode that has its reward."""
         reward = trajectory.reward
         assert reward is not None

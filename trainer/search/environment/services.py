@@ -15,6 +15,7 @@ from uuid import uuid4
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
 from trainer.search.reward.stream import RewardStream
+from trainer.search.rollout.prompt import ActionForm
 from trainer.search.rollout.tools import MAX_TOOL_CALLS, SearchTools
 from trainer.search.rollout.watched_retriever import WatchedRetriever
 from trainer.search.services import open_services
@@ -28,7 +29,7 @@ EPISODES_A_FILE = 64
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentServices:
-    """What any number of environments share, in any number of threads and event loops.
+    """The services that environments share, in any number of threads and event loops.
 
     stream: computes the rewards. episodes: takes the finished episodes.
     """
@@ -93,12 +94,15 @@ class EpisodeLog:
 
 
 @contextmanager
-def open_environment_services(cfg: SearchConfig) -> Iterator[EnvironmentServices]:
+def open_environment_services(
+    cfg: SearchConfig, form: ActionForm = "tags"
+) -> Iterator[EnvironmentServices]:
     """Open the services of a config for environments, and check that each answers as configured.
 
     Each call has a folder of its own in `misc.run_dir` for its episodes; all calls share the file
     of paid answers there. If the retriever, the generator or the judge fails, an episode ends
-    without a reward, and others go on. Raises UserError, ServiceUnreachable.
+    without a reward, and others go on. form: how the policies write their actions. Raises
+    UserError, ServiceUnreachable.
     """
     folder = Path(cfg.misc.run_dir)
     run = f"environment-{uuid4().hex[:12]}"
@@ -117,7 +121,7 @@ def open_environment_services(cfg: SearchConfig) -> Iterator[EnvironmentServices
                 run=run,
                 index_revision=opened.index.revision,
                 retriever=retriever,
-                tools=SearchTools(retriever, cfg.episode, store.save_image),
+                tools=SearchTools(retriever, cfg.episode, store.save_image, form),
                 threads=threads,
                 stream=opened.stream,
                 episodes=episodes,

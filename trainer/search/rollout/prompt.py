@@ -31,6 +31,18 @@ Each turn is a think block and, on a new line behind it, exactly one action:
 
 Write nothing before the think block, and no action's tag inside it. Vary your queries by what you \
 have seen; never repeat one. You have {turns}.{sight}"""
+_TOOLS_SYSTEM = """\
+You search document pages for the evidence that a question needs. You do not answer it: another \
+model does, which sees nothing but what you were shown.
+
+Call exactly one tool each turn:
+search finds pages by what is on them, and shows {pages} that you have not seen yet.
+crop shows a part of the picture last shown, enlarged. {boxes}
+search_complete ends the search: what you were shown is enough to answer.
+
+Vary your queries by what you have seen; never repeat one. You have {turns}.{sight}"""
+#: How a policy writes its actions: as tags in its text, or as calls of tools.
+ActionForm = Literal["tags", "tools"]
 _TEXT_SIGHT = """
 
 You are shown a picture as the lines of it that are large enough to read, each behind its box; \
@@ -47,19 +59,20 @@ class Message:
     images: tuple[ShownImage, ...] = ()
 
 
-def opening(question: Question, cfg: EpisodeConfig) -> list[Message]:
+def opening(question: Question, cfg: EpisodeConfig, form: ActionForm = "tags") -> list[Message]:
     """Return the messages before the first turn."""
     turns = question.max_turns or cfg.max_turns
     if cfg.instructions is None:
-        system = _instructions(turns, cfg)
+        system = _instructions(turns, cfg, form)
     else:
         system = cfg.instructions.replace("{turns}", _counted(turns))
     return [Message("system", system), Message("user", f"Question: {neutral(question.question)}")]
 
 
-def _instructions(turns: int, cfg: EpisodeConfig) -> str:
+def _instructions(turns: int, cfg: EpisodeConfig, form: ActionForm) -> str:
     several = cfg.pages_per_search > 1
-    return _SYSTEM.format(
+    template = _SYSTEM if form == "tags" else _TOOLS_SYSTEM
+    return template.format(
         search=SPELLING[SEARCH],
         bbox=SPELLING[BBOX],
         complete=SPELLING[COMPLETE],
@@ -153,18 +166,25 @@ def nothing_found(hits: int) -> str:
     )
 
 
-def correction(detail: str, view: ImageView | None, sight: SightConfig, *, box: bool) -> str:
+def correction(
+    detail: str,
+    view: ImageView | None,
+    sight: SightConfig,
+    *,
+    box: bool,
+    form: ActionForm = "tags",
+) -> str:
     """Return the text for a turn without a valid action.
 
     detail: the problem. view: the last view. box: the action was a box; then the text has its
     frame.
     """
-    lines = [
-        f"No action was taken: {detail}.",
-        "Write <think>...</think>, and on a new line exactly one of "
-        + ", ".join(SPELLING.values())
-        + ".",
-    ]
+    spellings = ", ".join(SPELLING.values())
+    advice = {
+        "tags": f"Write <think>...</think>, and on a new line exactly one of {spellings}.",
+        "tools": "Call exactly one of search, crop, search_complete.",
+    }
+    lines = [f"No action was taken: {detail}.", advice[form]]
     if box and view is None:
         lines.append("Nothing was shown yet: search first.")
     elif box and view is not None:

@@ -15,7 +15,7 @@ from trainer.search.actions import Action, Complete, Crop, Invalid, Search, pars
 from trainer.search.records import ActionName, EndName, ImageView, Trajectory, Turn
 from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.policies import TurnOutput, TurnRequest
-from trainer.search.rollout.prompt import Message, observed, opening
+from trainer.search.rollout.prompt import ActionForm, Message, observed, opening
 from trainer.search.rollout.tools import SearchTools, ToolCall, ToolResult
 
 #: The text of the last turn if the policy has no turns left.
@@ -41,17 +41,19 @@ async def add_turn(
 
 @dataclass(slots=True)
 class EpisodeState:
-    """A running episode. written: tokens sampled so far. action: of the current turn."""
+    """A running episode. form: of the policy's actions. written: tokens sampled so far. action: of
+    the current turn."""
 
     trajectory: Trajectory
     cfg: EpisodeConfig
+    form: ActionForm = "tags"
     messages: list[Message] = field(default_factory=list)
     written: int = 0
     view: ImageView | None = None
     action: Search | Crop | Invalid | None = None
 
     def __post_init__(self) -> None:
-        self.messages = opening(self.trajectory.question, self.cfg)
+        self.messages = opening(self.trajectory.question, self.cfg, self.form)
 
     @property
     def turns_left(self) -> int:

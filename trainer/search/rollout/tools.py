@@ -91,8 +91,9 @@ class SearchTools:
     """The tools of one retriever. Threads may share them.
 
     save_image: is called with the hash and the PNG of each image before a record refers to it.
-    Rendered pages are cached between calls. A page is fetched and rendered once for all that wait
-    for it; an error goes to all of them and is not cached.
+    form: how the policy writes its actions, which the corrections of its mistakes name. Rendered
+    pages are cached between calls. A page is fetched and rendered once for all that wait for it; an
+    error goes to all of them and is not cached.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class SearchTools:
         pages: PageSource,
         cfg: EpisodeConfig,
         save_image: Callable[[str, bytes], None],
+        form: prompt.ActionForm = "tags",
     ) -> None:
-        self._pages, self._cfg = pages, cfg
+        self._pages, self._cfg, self.form = pages, cfg, form
         self._save_image = save_image
         self._stored: set[str] = set()
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
@@ -180,7 +182,7 @@ class SearchTools:
     def _refuse(self, outcome: ToolResult, call: ToolCall, reason: str, detail: str) -> None:
         box = isinstance(call.action, Crop) or reason == "box_form"
         outcome.reason, outcome.detail = reason, detail
-        text = prompt.correction(detail, call.last, self._cfg.sight, box=box)
+        text = prompt.correction(detail, call.last, self._cfg.sight, box=box, form=self.form)
         outcome.text = self._text([text], call)
 
     def _text(self, lines: Sequence[str], call: ToolCall) -> str:

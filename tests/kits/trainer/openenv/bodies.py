@@ -59,7 +59,7 @@ def _end_of_episode(
         end="complete",
         reward=EpisodeReward(status=status, value=value, parts=parts, error=error),
     )
-    return Observation(done=True, result=EpisodeResult.of(trajectory))
+    return Observation(done=True, result=EpisodeResult.from_trajectory(trajectory))
 
 
 def main() -> int:

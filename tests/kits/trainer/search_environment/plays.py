@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from demo.search.generator import NAME as GENERATOR
-from demo.search.generator import create_app as create_generator
 from demo.search.run import HERE
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
@@ -22,6 +21,7 @@ from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
 from testing.flaky_server import FlakyServer
 from testing.judge import judge_app
+from testing.openai_server import FakeOpenAI
 from testing.servers import PATIENCE_S, running_app, wait_ready
 from tests.kits.trainer.search_environment.script import (
     episode_record,
@@ -57,7 +57,11 @@ class DemoServices:
 
 @contextmanager
 def demo_services(folder: Path) -> Iterator[DemoServices]:
-    """Serve three documents of the demo, its generator, and a judge, for 50 of its questions."""
+    """Serve three documents of the demo, a generator and a judge, for 50 of its questions.
+
+    The generator answers half of all requests right, by a hash of every byte that it gets.
+    """
+    rows = _demo_rows()
     corpus = folder / "corpus"
     corpus.mkdir(parents=True)
     for deck in DECKS:
@@ -68,14 +72,14 @@ def demo_services(folder: Path) -> Iterator[DemoServices]:
         retriever = create_app(RetrieverBackend(folder / "index"), settings, None)
         servers = {
             "retriever": FlakyServer(retriever),
-            "generator": FlakyServer(create_generator()),
+            "generator": FlakyServer(FakeOpenAI("generator", respond=_answer_from(rows)).app),
             "judge": FlakyServer(judge_app()),
         }
         urls = {name: stack.enter_context(running_app(app)) for name, app in servers.items()}
         wait_ready(urls["retriever"])
         wait_ready(urls["judge"])
         config = folder / "config.yaml"
-        config.write_text(yaml.safe_dump(_config(folder, urls)), encoding="utf-8")
+        config.write_text(yaml.safe_dump(_config(folder, urls, rows)), encoding="utf-8")
         yield DemoServices(config, servers)
 
 
@@ -106,7 +110,7 @@ def played_by_trainer(
         )
         groups = {f"e{n}": f"g{n}" for n in range(len(turns))}
         final = opened.stream.collect(0, groups, cfg.rollout.deadline_s)
-    return [episode_record(messages[id], EpisodeResult.of(final[id])) for id in groups]
+    return [episode_record(messages[id], EpisodeResult.from_trajectory(final[id])) for id in groups]
 
 
 async def play(
@@ -137,31 +141,44 @@ def played_by_environment(
     return asyncio.run(play_all())
 
 
-def _config(folder: Path, urls: dict[str, str]) -> dict[str, Any]:
+def _demo_rows() -> list[dict[str, Any]]:
     rows = [
-        row
+        json.loads(line) | {"alternatives": {}}
         for name in ("heldout.jsonl", "questions.jsonl")
-        for row in map(json.loads, (HERE / name).read_text(encoding="utf-8").splitlines())
-        if row["file_name"].removesuffix(".pdf") in DECKS
+        for line in (HERE / name).read_text(encoding="utf-8").splitlines()
     ]
+    return [row for row in rows if row["file_name"].removesuffix(".pdf") in DECKS][:QUESTIONS]
+
+
+def _answer_from(rows: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any], int | None], str]:
+    def answer(body: dict[str, Any], seed: int | None) -> str:
+        sent = json.dumps(body["messages"], ensure_ascii=False, sort_keys=True)
+        right = hashlib.sha256(sent.encode()).digest()[0] % 2
+        references = [row["reference_answer"] for row in rows if row["question"] in sent]
+        return references[0] if right and references else "something else"
+
+    return answer
+
+
+def _config(folder: Path, urls: dict[str, str], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     questions = folder / "questions.jsonl"
-    lines = [json.dumps(row | {"alternatives": {}}, ensure_ascii=False) for row in rows[:QUESTIONS]]
-    questions.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    questions.write_text("".join(lines), encoding="utf-8")
     return {
         "task": "search",
         "data": {"train": str(questions)},
-        "retriever": {"url": urls["retriever"], "timeout_s": 5.0, "deadline_s": 10.0},
+        "retriever": {"url": urls["retriever"], "timeout_s": 20.0, "deadline_s": 30.0},
         "episode": {"max_turns": 6, "sight": {"min_pixels": 30_000, "max_pixels": 90_000}},
         "answering": {
             "generator": {
                 "base_url": f"{urls['generator']}/v1",
-                "model": GENERATOR,
+                "model": "generator",
                 "max_output_tokens": 64,
                 "max_attempts": 1,
-                "request_timeout_s": 8.0,
-                "deadline_s": 10.0,
+                "request_timeout_s": 20.0,
+                "deadline_s": 30.0,
             },
-            "judge": {"url": urls["judge"], "timeout_s": 8.0, "deadline_s": 10.0},
+            "judge": {"url": urls["judge"], "timeout_s": 20.0, "deadline_s": 30.0},
         },
         "reward": {"preset": "unified", "gate": False},
         "misc": {"run_dir": str(folder / "run")},

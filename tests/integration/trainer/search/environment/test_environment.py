@@ -124,7 +124,7 @@ def test_a_service_that_fails_some_episodes_fails_only_them(
         for question in questions
     ]
     services.servers[name].mood = lambda path, body: (
-        "500" if "sick" in body and path.endswith(ROUTES[name]) else None
+        "garbage" if "sick" in body and path.endswith(ROUTES[name]) else None
     )
     with open_environment_services(services.cfg) as opened:
         records = played_by_environment(opened, turns)
@@ -138,14 +138,14 @@ def test_a_service_that_fails_some_episodes_fails_only_them(
 def test_two_episodes_at_once_do_not_mix(services: DemoServices) -> None:
     first, second = services.questions[:2]
 
-    async def interleave(opened: Any) -> tuple[Any, Any]:
-        one, other = SearchEnvironment(opened), SearchEnvironment(opened)
-        await one.reset(first)
-        await other.reset(second)
+    async def interleave(opened: Any) -> list[Any]:
+        environments = SearchEnvironment(opened), SearchEnvironment(opened)
+        await environments[0].reset(first)
+        await environments[1].reset(second)
         for turn in range(2):
-            for environment, question in ((one, first), (other, second)):
+            for environment, question in zip(environments, (first, second), strict=True):
                 await environment.step(scripted_turns(question)[turn])
-        return (await one.stop("end")).result, (await other.stop("end")).result
+        return [(await environment.stop("end")).result for environment in environments]
 
     with open_environment_services(services.cfg) as opened:
         results = asyncio.run(interleave(opened))
@@ -200,6 +200,38 @@ def test_a_cancelled_turn_ends_its_episode_for_good(services: DemoServices) -> N
 
     with open_environment_services(services.cfg) as opened:
         asyncio.run(cancel(opened))
+
+
+@pytest.mark.parametrize("turn", ["<think>a</think><search>life</search>", COMPLETE])
+def test_an_episode_is_failed_after_a_cancelled_turn(turn: str, services: DemoServices) -> None:
+    async def cancel(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        await environment.reset(services.questions[0])
+        services.servers["retriever"].mood = lambda path, body: "hang"
+        services.servers["generator"].mood = lambda path, body: "hang"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(environment.step(turn), 0.05)
+        result = (await environment.fail("the trainer left")).result
+        services.recover()
+        assert (result.status, result.reward) == ("failed", None)
+        assert result.trajectory.end_detail == "the trainer left"
+        with pytest.raises(ValueError, match="no episode runs"):
+            await environment.fail("again")
+
+    cfg = services.cfg.model_copy(deep=True)
+    cfg.answering.generator.request_timeout_s = 60.0
+    with open_environment_services(cfg) as opened:
+        asyncio.run(cancel(opened))
+        assert opened.episodes.counts == {"failed": 1}
+
+
+def test_a_lone_surrogate_in_a_turn_is_no_failure(services: DemoServices) -> None:
+    turns = ["\ud800<search>\udfff</search>", "<think>a</think><search>\ud800</search>", COMPLETE]
+    with open_environment_services(services.cfg) as opened:
+        record = asyncio.run(play(SearchEnvironment(opened), services.questions[0], turns))
+    assert record["status"] == "ok"
+    (episode,) = opened.episodes.store.read()
+    assert episode.turns[0].text == "?<search>?</search>"
 
 
 def test_a_row_without_a_question_is_refused() -> None:

@@ -352,3 +352,44 @@ def test_a_question_without_gold_fails_and_is_not_paid_for(streams: Any) -> None
     collected = stream.collect(1, {"t1": "q1"}, PATIENCE_S)
     reward = collected["t1"].reward
     assert reward and (reward.status, reward.value, pipeline.started) == ("failed", None, [])
+
+
+def test_one_episode_gets_its_reward_without_a_step(streams: Any) -> None:
+    stream = streams(HeldAnswers(open=True))
+    (finished,) = group(1)
+    final = asyncio.run(stream.reward(finished, PATIENCE_S))
+    assert final.reward is not None and (final.reward.status, final.reward.value) == ("ok", 0.0)
+    with pytest.raises(ValueError, match="not ended"):
+        asyncio.run(stream.reward(finished.model_copy(update={"end": None}), PATIENCE_S))
+
+
+def test_an_episode_without_an_answer_at_its_deadline_is_late(streams: Any) -> None:
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
+    (finished,) = group(1)
+    final = asyncio.run(stream.reward(finished, 0.01))
+    assert final.reward is not None and (final.reward.status, final.reward.value) == ("late", None)
+    pipeline.release("t0.0")
+
+
+def test_an_error_that_ends_a_run_is_raised_for_all_later_episodes(streams: Any) -> None:
+    stream = streams(Broken({"t0": UserError("the money is spent")}))
+    first, second = group(2)
+    for finished in (first, second):
+        with pytest.raises(UserError, match="the money is spent"):
+            asyncio.run(stream.reward(finished, PATIENCE_S))
+
+
+def test_a_closed_stream_ends_the_wait_for_a_reward(streams: Any) -> None:
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
+    (finished,) = group(1)
+
+    async def close_meanwhile() -> None:
+        waiting = asyncio.create_task(stream.reward(finished, PATIENCE_S))
+        await asyncio.to_thread(wait_until, lambda: pipeline.started == ["t0.0"])
+        await asyncio.to_thread(stream.close)
+        with pytest.raises(RuntimeError, match="closed"):
+            await waiting
+
+    asyncio.run(close_meanwhile())

@@ -1,0 +1,109 @@
+"""Composite rewards for `verify` of NeMo Gym: from its request to its answer.
+
+`scorekit.adapters.nemo_gym_server` is the resources server; this module needs no NeMo Gym.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scorekit.adapters.composite import definition_of
+from scorekit.adapters.rewards import RewardSettings, Samples, message_text
+from scorekit.errors import UserError
+from scorekit.rewards import CompositeReward, RewardResult, raise_for_missing
+
+#: What a response says where the token limit cut it -> `finish_reason` of a sample.
+_FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+#: Fields of a request that are no fields of the dataset's row.
+_NOT_OF_ROW = ("responses_create_params", "response")
+
+
+class Verifier:
+    """Scores responses by a reward definition. Use it in one event loop.
+
+    Raises UserError if the settings or the definition do not fit NeMo Gym.
+    """
+
+    def __init__(self, settings: RewardSettings) -> None:
+        definition = definition_of(settings)
+        for name, config in definition.components.items():
+            if config.is_group_rule:
+                raise UserError(
+                    f"components.{name}: a rule of groups, but NeMo Gym verifies one response at a "
+                    "time. Remove it"
+                )
+        if definition.refused_text_reward:
+            raise UserError(
+                "refused_text_reward: NeMo Gym wants every component of every response, and a "
+                "refused text has none. Remove it"
+            )
+        if "gates" in definition.components:
+            raise UserError("components.gates: this is the part of the gates. Choose another name")
+        self._samples = Samples(settings)
+        self._reward = CompositeReward(definition)
+
+    async def check(self, wait_s: float) -> None:
+        """Wait until all services are ready, and check that they fit the definition.
+
+        Raises UserError if one does not fit, ServiceUnreachable after `wait_s` seconds."""
+        await self._reward.check(wait_s=wait_s)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._reward.close()
+
+    async def verify(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that the answer has besides those of the request.
+
+        request: the body of POST /verify. Each field of the row may be read by the definition;
+        `finish_reason` comes from the response.
+
+        Raises SampleError if the response has no reward, UserError if a field is missing, and the
+        errors of CompositeReward.score.
+        """
+        row = {name: value for name, value in request.items() if name not in _NOT_OF_ROW}
+        response = request["response"]
+        row["finish_reason"] = finish_reason(response)
+        prompt = message_text(request["responses_create_params"].get("input") or "")
+        sample = self._samples.sample(row, prompt, completion_text(response))
+        results = await self._reward.score([sample])
+        (reward,) = raise_for_missing(results)
+        return {
+            **results[0].stats(),
+            "reward": reward,
+            "reward_components": reward_components(results[0]),
+        }
+
+
+def completion_text(response: Mapping[str, Any]) -> str:
+    """Return the policy's last text in a response of OpenAI's Responses API; "" if it has none.
+
+    Reasoning and calls of tools are no texts."""
+    messages = [item for item in response["output"] if item.get("type", "message") == "message"]
+    return message_text([item for item in messages if item.get("role") == "assistant"])
+
+
+def finish_reason(response: Mapping[str, Any]) -> str | None:
+    """Return why a response ended, as the rule `truncated` reads it; None if it is not said."""
+    details = response.get("incomplete_details") or {}
+    if reason := details.get("reason"):
+        return _FINISH_REASONS.get(reason, reason)
+    return "stop" if response.get("status") == "completed" else None
+
+
+def reward_components(result: RewardResult) -> dict[str, float]:
+    """Return the addends of a reward by component; all samples of a definition have the same names.
+
+    An addend is weight * scaled. `gates` is what the gates have changed, if there are any.
+    """
+    assert result.reward is not None
+    addends = {
+        name: component.weight * component.scaled + 0.0  # no -0.0
+        for name, component in result.components.items()
+        if component.weight and component.scaled is not None
+    }
+    if result.gates:
+        addends["gates"] = result.reward - math.fsum(addends.values())
+    return addends
