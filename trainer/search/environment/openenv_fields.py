@@ -1,4 +1,4 @@
-"""What the OpenEnv server reads and writes, without the package openenv."""
+"""Read resets and write observations for the OpenEnv server, without the package openenv."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.search.rollout.prompt import chat_messages
 
 
 class ResetOptions(BaseModel):
-    """What a reset may say: at most one of `question`, `index` and `id`."""
+    """The fields of a reset: at most one of `question`, `index` and `id`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     seed: int | None = None

@@ -1,4 +1,4 @@
-"""What stands before OpenEnv's app: keys, and the end of a turn whose client has left."""
+"""Check keys before OpenEnv's app, and cancel a turn whose client has left."""
 
 from __future__ import annotations
 

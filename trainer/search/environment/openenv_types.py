@@ -24,7 +24,7 @@ class SearchAction(Action):  # type: ignore[misc]
 
 
 class SearchObservation(Observation):  # type: ignore[misc]
-    """What a turn brought. `reward` is null unless `status` is ok; a failure is never 0."""
+    """The result of a turn. `reward` is null unless `status` is ok; a failure is never 0."""
 
     messages: list[dict[str, Any]] = Field(
         default_factory=list,
