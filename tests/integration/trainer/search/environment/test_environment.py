@@ -206,7 +206,9 @@ def test_a_cancelled_turn_ends_its_episode_for_good(services: DemoServices) -> N
 def test_an_episode_is_failed_after_a_cancelled_turn(turn: str, services: DemoServices) -> None:
     async def cancel(opened: Any) -> None:
         environment = SearchEnvironment(opened)
-        await environment.reset(services.questions[0])
+        text = f"lost in {turn[:20]}: how long?"  # no answer comes from a cache
+        await environment.reset(services.questions[0].model_copy(update={"question": text}))
+        await environment.step("<think>a</think>\n<search>income</search>")
         services.servers["retriever"].mood = lambda path, body: "hang"
         services.servers["generator"].mood = lambda path, body: "hang"
         with pytest.raises(TimeoutError):
