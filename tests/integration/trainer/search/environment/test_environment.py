@@ -208,7 +208,7 @@ def test_an_episode_is_failed_after_a_cancelled_turn(turn: str, services: DemoSe
         environment = SearchEnvironment(opened)
         text = f"lost in {turn[:20]}: how long?"  # no answer comes from a cache
         await environment.reset(services.questions[0].model_copy(update={"question": text}))
-        await environment.step("<think>a</think>\n<search>income</search>")
+        await environment.step("<think>a</think>\n<search>life</search>")
         services.servers["retriever"].mood = lambda path, body: "hang"
         services.servers["generator"].mood = lambda path, body: "hang"
         with pytest.raises(TimeoutError):
