@@ -1,6 +1,6 @@
 """The commands `python -m trainer search ask|collect|estimate|view|export`.
 
-The commands of curation and `loop` are added here.
+The commands of curation, `loop` and `serve-openenv` are added here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scorekit.errors import UserError
 from trainer.search.curation.commands import buckets, budget, focus
 from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
 from trainer.search.distillation.commands import distill, rewrite
+from trainer.search.environment.openenv_command import serve_openenv
 from trainer.search.rounds.commands import loop
 from trainer.search.verification.commands import verify
 
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 for command in (
     *(buckets, focus, budget, verify, diagnose, alternatives, hallucinations),
-    *(distill, rewrite, loop),
+    *(distill, rewrite, loop, serve_openenv),
 ):
     app.command()(command)
 

@@ -72,12 +72,25 @@ class SearchEnvironment:
         return await self._with_result(await self._add(TurnOutput(end="context", detail=reason)))
 
     async def fail(self, reason: str) -> Observation:
-        """End the episode because the trainer lost it; it gets no reward and is counted."""
-        return await self._with_result(await self._add(TurnOutput(end="failed", detail=reason)))
+        """End the episode because the trainer lost it; it gets no reward and is counted.
+
+        Also after a turn, or a wait for the result, that was cancelled. Raises ValueError if no
+        episode runs, or if it has its result.
+        """
+        state = self._state
+        if state is None or state.trajectory.reward is not None:
+            raise ValueError("no episode runs: call reset with a question first")
+        # A copy, because the calls for a reward that was waited for go on and read the episode.
+        state.trajectory = state.trajectory.model_copy(
+            update={"end": "failed", "end_detail": reason}
+        )
+        self._busy = False
+        return await self._with_result(Observation(done=True))
 
     async def advance(self, text: str, tokens: int | None = None) -> Observation:
         """Do what `step` does, without waiting for the result at the end: `result` gives it."""
-        return await self._add(TurnOutput(text, tokens))
+        # A lone surrogate, which JSON can have, could be neither sent nor stored.
+        return await self._add(TurnOutput(text.encode(errors="replace").decode(), tokens))
 
     async def result(self) -> EpisodeResult:
         """Return the result of the episode that has ended, once. A later `reset` does not matter.
@@ -88,6 +101,7 @@ class SearchEnvironment:
         if state is None or state.trajectory.end is None:
             raise ValueError("the episode has not ended")
         final = await services.stream.reward(state.trajectory, services.cfg.rollout.deadline_s)
+        state.trajectory = final
         services.episodes.add(final)
         return EpisodeResult.from_trajectory(final)
 

@@ -202,6 +202,40 @@ def test_a_cancelled_turn_ends_its_episode_for_good(services: DemoServices) -> N
         asyncio.run(cancel(opened))
 
 
+@pytest.mark.parametrize("turn", ["<think>a</think><search>life</search>", COMPLETE])
+def test_an_episode_is_failed_after_a_cancelled_turn(turn: str, services: DemoServices) -> None:
+    async def cancel(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        text = f"lost in {turn[:20]}: how long?"  # no answer comes from a cache
+        await environment.reset(services.questions[0].model_copy(update={"question": text}))
+        await environment.step("<think>a</think>\n<search>life</search>")
+        services.servers["retriever"].mood = lambda path, body: "hang"
+        services.servers["generator"].mood = lambda path, body: "hang"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(environment.step(turn), 0.05)
+        result = (await environment.fail("the trainer left")).result
+        services.recover()
+        assert (result.status, result.reward) == ("failed", None)
+        assert result.trajectory.end_detail == "the trainer left"
+        with pytest.raises(ValueError, match="no episode runs"):
+            await environment.fail("again")
+
+    cfg = services.cfg.model_copy(deep=True)
+    cfg.answering.generator.request_timeout_s = 60.0
+    with open_environment_services(cfg) as opened:
+        asyncio.run(cancel(opened))
+        assert opened.episodes.counts == {"failed": 1}
+
+
+def test_a_lone_surrogate_in_a_turn_is_no_failure(services: DemoServices) -> None:
+    turns = ["\ud800<search>\udfff</search>", "<think>a</think><search>\ud800</search>", COMPLETE]
+    with open_environment_services(services.cfg) as opened:
+        record = asyncio.run(play(SearchEnvironment(opened), services.questions[0], turns))
+    assert record["status"] == "ok"
+    (episode,) = opened.episodes.store.read()
+    assert episode.turns[0].text == "?<search>?</search>"
+
+
 def test_a_row_without_a_question_is_refused() -> None:
     with pytest.raises(UserError, match="no question"):
         question_from_row({"reference_answer": "42"})

@@ -1,0 +1,116 @@
+"""The command `python -m trainer search serve-openenv`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from scorekit.command import clean_exit
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from scorekit.net.hosts import is_loopback
+
+#: Seconds that a client may leave a ping without an answer: one that samples in its event loop
+#: answers none meanwhile.
+PING_TIMEOUT_S = 600.0
+#: Seconds that turns have to end when the server is stopped.
+SHUTDOWN_S = 10
+KEYS_VARIABLE = "SCOREKIT_API_KEYS"
+
+
+def serve_openenv(
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A search run's config (YAML).")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8012,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 256,
+    no_auth: Annotated[
+        bool, typer.Option("--no-auth", help="Let others reach it without a key.")
+    ] = False,
+) -> None:
+    """Serve search environments by OpenEnv's protocol, for trainers that speak it.
+
+    Each session plays by the retriever, generator and judge of the config. Keys of clients:
+    SCOREKIT_API_KEYS, separated by commas.
+    """
+    from trainer.runs.messages import show_messages
+
+    with clean_exit():
+        show_messages()
+        keys = _keys(host, no_auth)
+        _serve(config, list(set_ or []), (host, port), keys, max_sessions)
+
+
+def _keys(host: str, no_auth: bool) -> list[bytes]:
+    text = os.environ.get(KEYS_VARIABLE)
+    keys = [key.strip().encode() for key in (text or "").split(",") if key.strip()]
+    if text is not None and not keys:
+        raise UserError(f"{KEYS_VARIABLE}: no key in it; put one there, or do not set it")
+    if not keys and not no_auth and not is_loopback(host):
+        raise UserError(
+            f"--host {host} can be reached by others: set {KEYS_VARIABLE}, or say --no-auth"
+        )
+    return keys
+
+
+def _serve(
+    path: Path | None,
+    overrides: list[str],
+    address: tuple[str, int],
+    keys: list[bytes],
+    max_sessions: int,
+) -> None:
+    import uvicorn
+
+    from trainer.search.config import SearchConfig
+    from trainer.search.data import load_train
+    from trainer.search.environment.openenv_fields import longest_turn_s
+    from trainer.search.environment.openenv_guard import GuardedApp
+    from trainer.search.environment.openenv_server import create_search_app
+    from trainer.search.environment.services import open_environment_services
+
+    cfg = load_config(SearchConfig, path, overrides)
+    questions = load_train(cfg) if cfg.data.train is not None else []
+    with _listening(*address) as listener, open_environment_services(cfg) as services:
+        app: Any = create_search_app(services, questions, max_sessions=max_sessions)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                GuardedApp(app, keys),
+                log_level="warning",
+                lifespan="on",
+                ws_ping_timeout=PING_TIMEOUT_S,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
+        listener.listen()  # who connects from now on waits for a moment, and is not refused
+        name = f"[{address[0]}]" if ":" in address[0] else address[0]
+        typer.echo(
+            f"search environments: ws://{name}:{listener.getsockname()[1]}/ws; {len(questions)} "
+            f"questions; {max_sessions} sessions; clients have to wait longer than "
+            f"{longest_turn_s(cfg):g} s for a turn (message_timeout_s)",
+            err=True,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it ends,
+            signal.signal(number, server.handle_exit)  # and the episodes have to be written then
+        server.run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound but does not listen yet. Raises UserError."""
+    try:
+        family, kind, _, _, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(bound)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: {error.strerror}. Choose another") from None
+    return listener
