@@ -1,0 +1,6 @@
+"""Translation, by the id `scorekit-translation` for verifiers 0.4: exactly one class of each kind."""
+
+from scorekit.adapters.verifiers_env import ChatHarness, ScoredEnv
+from trainer.translation.verifiers_taskset import TranslationTaskset
+
+__all__ = ["ChatHarness", "ScoredEnv", "TranslationTaskset"]
