@@ -1,4 +1,4 @@
-"""The search task, by the id `scorekit-search` for verifiers 0.4: exactly one class of each kind."""
+"""The search task for verifiers 0.4, by the id `scorekit-search`: one class of each kind."""
 
 from scorekit.adapters.verifiers_env import ChatHarness
 from trainer.search.environment.verifiers_taskset import SearchEnv, SearchTaskset

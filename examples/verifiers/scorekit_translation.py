@@ -1,4 +1,4 @@
-"""Translation, by the id `scorekit-translation` for verifiers 0.4: exactly one class of each kind."""
+"""Translation for verifiers 0.4, by the id `scorekit-translation`: one class of each kind."""
 
 from scorekit.adapters.verifiers_env import ChatHarness, ScoredEnv
 from trainer.translation.verifiers_taskset import TranslationTaskset

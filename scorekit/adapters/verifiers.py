@@ -18,11 +18,13 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from scorekit.adapters.composite import check_no_group_rules, definition_of
+from scorekit.adapters.prime_rl import INFO
 from scorekit.adapters.rewards import RewardSettings, reward_settings
-from scorekit.adapters.verifiers_env import INFO, SHARE_OF_LIMIT, scoring_limit_s
+from scorekit.adapters.verifiers_env import reward_limit_s
 from scorekit.adapters.verl import DefinitionRewards, ScoredText, ServiceRewards, once_per_loop
 from scorekit.errors import SampleError
 from scorekit.prompts import load_postprocess
+from scorekit.schemas import Scored
 
 
 class TranslationData(vf.TaskData):  # type: ignore[misc]
@@ -49,11 +51,11 @@ class TranslationTask(vf.Task[TranslationData, vf.State, TranslationTaskConfig])
         Raises SampleError if there is no score before the deadline of the settings, or before most
         of verifiers' limit for scoring has passed; and the errors of the clients.
         """
-        limit_s = scoring_limit_s(trace)
+        limit_s = reward_limit_s(trace)
         info: dict[str, Any] = {"status": "failed", "reward": None, "components": {}, "error": None}
         trace.info[INFO] = info
         try:
-            async with asyncio.timeout(None if limit_s is None else SHARE_OF_LIMIT * limit_s):
+            async with asyncio.timeout(limit_s):
                 scored, mt = await self._score(trace)
         except TimeoutError:
             info |= {"status": "late", "error": "no score before the limit for scoring"}
@@ -101,7 +103,7 @@ def _details(scored: ScoredText, mt: str) -> dict[str, Any]:
             "mt_covered": answer.mt_covered,
         }
         for name, answer in scored.answers.items()
-        if getattr(answer, "error_spans", None) is not None
+        if isinstance(answer, Scored) and answer.error_spans is not None
     }
     return {
         "components": scored.numbers,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
 from verifiers.v1.dialects.chat import message_to_wire
@@ -15,8 +14,6 @@ from verifiers.v1.dialects.chat import message_to_wire
 from scorekit.adapters.verl import once_per_loop
 from scorekit.errors import SampleError
 
-#: The key of `trace.info` that holds the reward, its components, and why there is none.
-INFO = "scorekit"
 #: A reward ends after this part of verifiers' time limit for scoring, which is no error there.
 SHARE_OF_LIMIT = 0.8
 
@@ -59,13 +56,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 def _client() -> AsyncOpenAI:
     """Return a client of the running event loop. Each turn has an address and a key of its own."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-    return AsyncOpenAI(
-        base_url="http://127.0.0.1",
-        api_key="unused",
-        timeout=None,
-        http_client=httpx.AsyncClient(timeout=None, limits=limits),
-    )
+    return AsyncOpenAI(base_url="http://127.0.0.1", api_key="unused", timeout=None)
 
 
 class ScoredEnvConfig(vf.EnvConfig):  # type: ignore[misc]
@@ -94,7 +85,11 @@ class ScoredEnv(vf.Env[ScoredEnvConfig]):  # type: ignore[misc]
                 trace.record_error(SampleError("timeout", f"{names}: scoring ended without it"))
 
 
-def scoring_limit_s(trace: Any) -> float | None:
-    """Return verifiers' time limit for the scoring of a trace, in seconds; None: no limit."""
+def reward_limit_s(trace: Any) -> float | None:
+    """Return the seconds that a reward may take, less than verifiers' limit for scoring.
+
+    None: there is no limit.
+    """
     limit: float | None = trace.agent.config.timeout.scoring
-    return trace.task.data.timeout.scoring if limit is None else limit
+    limit = trace.task.data.timeout.scoring if limit is None else limit
+    return None if limit is None else SHARE_OF_LIMIT * limit

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import verifiers.v1 as vf
+from pydantic import Field
 
 from scorekit.adapters.verifiers import (
     TranslationData,
@@ -28,7 +29,7 @@ class TranslationTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Rows to translate: a file, a folder or a hub id, as `data.train` of our own trainer."""
     limit: int | None = None
     """Read this many rows at most."""
-    columns: dict[str, str] = {}
+    columns: dict[str, str] = Field(default_factory=dict)
     """Our field -> its column, as `data.columns` of our own trainer."""
     template: str = "translategemma"
     """The prompt: a name of scorekit/prompts.py, or a file."""

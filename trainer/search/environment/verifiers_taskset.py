@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import verifiers.v1 as vf
+from pydantic import Field
 
-from scorekit.adapters.verifiers_env import INFO, ScoredEnv
+from scorekit.adapters.prime_rl import INFO
+from scorekit.adapters.verifiers_env import ScoredEnv
 from scorekit.config import load_config
 from scorekit.errors import SampleError, UserError
 from trainer.search.config import SearchConfig
@@ -55,7 +57,7 @@ class SearchTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
 
     config: str = ""
     """A config file of `python -m trainer.search`."""
-    overrides: list[str] = []
+    overrides: list[str] = Field(default_factory=list)
     """Keys of that file with other values, such as `episode.max_turns=4`."""
     questions: str = "train"
     """`train`: those of `data.train`; else the name of an evaluation set."""

@@ -19,7 +19,7 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.configs.cli.eval import EvalConfig
 
-from scorekit.adapters.verifiers_env import INFO
+from scorekit.adapters.prime_rl import INFO
 
 
 def loaded(taskset_id: str, taskset: dict[str, Any]) -> Any:
@@ -60,6 +60,38 @@ def played(
         return {"episodes": [_record(episode) for episode in episodes], "counts": counts}
 
     return asyncio.run(run())
+
+
+async def never(trace: Any) -> float:
+    """Stand for a metric of the user that takes longer than verifiers waits."""
+    await asyncio.Event().wait()
+    return 0.0
+
+
+def recorded(taskset: dict[str, Any], ids: list[int], prompt_ids: list[int], text: str) -> Any:
+    """Return the record of a scored trace that has ids, as verifiers' training client makes it."""
+    env = vf.load_environment(
+        _config("scorekit-translation", taskset, {}, "http://127.0.0.1:1/v1").env
+    )
+    (task,) = env.taskset
+    trace = vf.Trace(
+        task=vf.TraceTask(type="TranslationTask", data=task.data),
+        agent=vf.AgentInfo(config=env.config.agent),
+        nodes=[
+            vf.MessageNode(message=vf.UserMessage(content=task.data.prompt)),
+            vf.MessageNode(
+                parent=0,
+                message=vf.AssistantMessage(content=text),
+                sampled=True,
+                token_ids=[*prompt_ids, *ids],
+                mask=[False] * len(prompt_ids) + [True] * len(ids),
+                logprobs=[-1.0] * len(ids),
+            ),
+        ],
+        calls=[vf.ModelCall(node=1, finish_reason="stop")],
+    )
+    asyncio.run(task.score(trace))
+    return trace.to_record()
 
 
 def rescored(taskset_id: str, taskset: dict[str, Any], records: list[Any]) -> Any:
