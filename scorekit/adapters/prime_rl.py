@@ -106,10 +106,8 @@ def _credit(
 ) -> TokenCredit | None:
     """Return the rewards of one trace's tokens; None: its spans do not fit its ids."""
     info = _info(trace)
-    marked: dict[str, Any] = {
-        "error_spans": [],
-        "mt_covered": None,
-    }  # no service has read a refused text
+    # No service has read a refused text; its reward counts for all of it.
+    marked: dict[str, Any] = {"error_spans": [], "mt_covered": None}
     if not info["is_refused_text"]:
         marked = _spans(info["spans"], span_component)
     text = info["mt"]
@@ -135,8 +133,8 @@ def _spans(spans: Mapping[str, dict[str, Any]], component: str | None) -> dict[s
     if component is None and len(spans) == 1:
         return next(iter(spans.values()))
     if component is None or component not in spans:
-        known = ", ".join(spans) or "none"
+        names = ", ".join(spans) or "none"
         raise UserError(
-            f"span_component: {component!r} marks no error spans. Set one of those that do: {known}"
+            f"span_component: {component!r} marks no error spans. Set one of those that do: {names}"
         )
     return spans[component]

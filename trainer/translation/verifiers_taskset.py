@@ -13,7 +13,7 @@ from pydantic import Field
 
 from scorekit.adapters.verifiers import (
     TranslationData,
-    TranslationTask,
+    TranslationRowTask,
     TranslationTaskConfig,
     translation_settings,
 )
@@ -35,7 +35,7 @@ class TranslationTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     """The prompt: a name of scorekit/prompts.py, or a file."""
 
 
-class TranslationTaskset(vf.Taskset[TranslationTask, TranslationTasksetConfig]):  # type: ignore[misc]
+class TranslationTaskset(vf.Taskset[TranslationRowTask, TranslationTasksetConfig]):  # type: ignore[misc]
     """One task for each row."""
 
     def __init__(self, config: TranslationTasksetConfig) -> None:
@@ -57,6 +57,6 @@ class TranslationTaskset(vf.Taskset[TranslationTask, TranslationTasksetConfig]):
             if example.ref_text is not None:
                 row["ref"] = example.ref_text
             prompt = format_translation_prompt(example, config.template)
-            yield TranslationTask(
+            yield TranslationRowTask(
                 TranslationData(id=example.id, prompt=prompt, row=row), config.task
             )

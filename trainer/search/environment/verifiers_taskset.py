@@ -18,7 +18,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from scorekit.adapters.prime_rl import INFO
-from scorekit.adapters.verifiers_env import ScoredEnv
+from scorekit.adapters.verifiers import ScoredEnv
 from scorekit.config import load_config
 from scorekit.errors import SampleError, UserError
 from trainer.search.config import SearchConfig
@@ -31,13 +31,13 @@ from trainer.search.rollout.policies import full_text
 from trainer.search.rollout.prompt import chat_messages
 
 
-class SearchData(vf.TaskData):  # type: ignore[misc]
+class QuestionData(vf.TaskData):  # type: ignore[misc]
     """A question, with the fields of `trainer.search.records.Question`."""
 
     question: dict[str, Any]
 
 
-class SearchTask(vf.Task[SearchData]):  # type: ignore[misc]
+class QuestionTask(vf.Task[QuestionData]):  # type: ignore[misc]
     """Find the evidence for one question. `SearchEnv` plays and scores it."""
 
     @vf.reward
@@ -63,7 +63,7 @@ class SearchTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     """`train`: those of `data.train`; else the name of an evaluation set."""
 
 
-class SearchTaskset(vf.Taskset[SearchTask, SearchTasksetConfig]):  # type: ignore[misc]
+class SearchTaskset(vf.Taskset[QuestionTask, SearchTasksetConfig]):  # type: ignore[misc]
     """One task for each question of a search config."""
 
     def __init__(self, config: SearchTasksetConfig) -> None:
@@ -82,11 +82,11 @@ class SearchTaskset(vf.Taskset[SearchTask, SearchTasksetConfig]):  # type: ignor
         """Read the questions. Raises UserError."""
         cfg, name = self.search_config, self.config.questions
         if name != "train" and name not in cfg.data.held_out:
-            known = ", ".join(("train", *cfg.data.held_out))
-            raise UserError(f"env.taskset.questions: {name!r} does not exist. Set one of {known}")
+            names = ", ".join(("train", *cfg.data.held_out))
+            raise UserError(f"env.taskset.questions: {name!r} does not exist. Set one of {names}")
         for question in load_train(cfg) if name == "train" else load_set(cfg, name):
-            yield SearchTask(
-                SearchData(id=question.id, question=question.model_dump(mode="json")),
+            yield QuestionTask(
+                QuestionData(id=question.id, question=question.model_dump(mode="json")),
                 self.config.task,
             )
 

@@ -86,27 +86,29 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         definition = _definition(metricx, xcomet)
         rows = _rows(folder / "rows.jsonl", list(ANSWERS))
         slow = _rows(folder / "slow.jsonl", list(SLOW))
-        one = _rows(folder / "one.jsonl", ["The house."])
+        single = _rows(folder / "single.jsonl", ["The house."])
         groups = {"components": {"r": {"rule": "duplicates"}}}
         limited = {"agent": {"timeout": {"scoring": 2.0}}}
         reward = {"definition": definition}
         tokenizer = small_qwen()
         ids = [*tokenizer(TEXT)["input_ids"], tokenizer.eos_token_id]
-        taskset = {"data": one, "template": "source", "task": {"reward": reward}}
+        taskset = {"data": single, "template": "source", "task": {"reward": reward}}
         calls = {
             "loaded": ["loaded", {"taskset_id": "scorekit-translation", "taskset": taskset}],
             "composite": _call(url, rows, reward),
-            "service": _call(url, one, {"url": xcomet}),
+            "service": _call(url, single, {"url": xcomet}),
             "late": _call(url, slow, reward | {}, env=limited),
             "unscored": _call(
                 url,
-                one,
+                single,
                 reward,
                 env=limited,
-                task={"metrics": {"n": {"fn": "tests.kits.trainer.verifiers.probe:never"}}},
+                task={
+                    "metrics": {"n": {"fn": "tests.kits.trainer.verifiers.probe:unending_metric"}}
+                },
             ),
-            "no_reward": _call(url, one, {}),
-            "groups": _call(url, one, {"definition": groups}),
+            "no_reward": _call(url, single, {}),
+            "groups": _call(url, single, {"definition": groups}),
             "recorded": [
                 "recorded",
                 {"taskset": taskset, "ids": ids, "prompt_ids": [1, 2], "text": TEXT},
@@ -126,10 +128,10 @@ def test_verifiers_loads_the_task_by_its_id(results: Any) -> None:
     loaded = results["loaded"]
     assert len(loaded.pop("ids")) == 1
     assert loaded == {
-        "env": "ScoredEnv",
-        "taskset": "TranslationTaskset",
-        "task": "TranslationTask",
-        "harness": "ChatHarness",
+        "env": "scorekit.adapters.verifiers:ScoredEnv",
+        "taskset": "trainer.translation.verifiers_taskset:TranslationTaskset",
+        "task": "scorekit.adapters.verifiers:TranslationRowTask",
+        "harness": "scorekit.adapters.verifiers:ChatHarness",
         "runtime": "subprocess",
     }
 
@@ -197,7 +199,7 @@ def test_a_mistake_is_one_line(results: Any) -> None:
 
 
 def test_the_recorded_trace_is_what_verifiers_makes(results: Any) -> None:
-    record, kept = results["recorded"], json.loads(RECORD.read_text(encoding="utf-8"))
-    assert record["info"] == kept["info"]
-    for node, kept_node in zip(record["nodes"], kept["nodes"], strict=True):
-        assert {key: node[key] for key in kept_node} == kept_node
+    record, stored = results["recorded"], json.loads(RECORD.read_text(encoding="utf-8"))
+    assert record["info"] == stored["info"]
+    for node, stored_node in zip(record["nodes"], stored["nodes"], strict=True):
+        assert {key: node[key] for key in stored_node} == stored_node

@@ -26,10 +26,10 @@ def loaded(taskset_id: str, taskset: dict[str, Any]) -> Any:
     """Return the classes that verifiers resolves for an id, and the ids of the tasks."""
     env = vf.load_environment(_config(taskset_id, taskset, {}, "http://127.0.0.1:1/v1").env)
     return {
-        "env": type(env).__name__,
-        "taskset": type(env.taskset).__name__,
-        "task": vf.task_type(taskset_id).__name__,
-        "harness": type(env._harnesses["agent"]).__name__,
+        "env": _name(type(env)),
+        "taskset": _name(type(env.taskset)),
+        "task": _name(vf.task_type(taskset_id)),
+        "harness": _name(type(env._harnesses["agent"])),
         "runtime": env.config.agent.runtime.type,
         "ids": [task.data.id for task in env.taskset],
     }
@@ -62,7 +62,7 @@ def played(
     return asyncio.run(run())
 
 
-async def never(trace: Any) -> float:
+async def unending_metric(trace: Any) -> float:
     """Stand for a metric of the user that takes longer than verifiers waits."""
     await asyncio.Event().wait()
     return 0.0
@@ -75,7 +75,7 @@ def recorded(taskset: dict[str, Any], ids: list[int], prompt_ids: list[int], tex
     )
     (task,) = env.taskset
     trace = vf.Trace(
-        task=vf.TraceTask(type="TranslationTask", data=task.data),
+        task=vf.TraceTask(type="TranslationRowTask", data=task.data),
         agent=vf.AgentInfo(config=env.config.agent),
         nodes=[
             vf.MessageNode(message=vf.UserMessage(content=task.data.prompt)),
@@ -109,6 +109,10 @@ def rescored(taskset_id: str, taskset: dict[str, Any], records: list[Any]) -> An
         return values
 
     return asyncio.run(run())
+
+
+def _name(class_: type) -> str:
+    return f"{class_.__module__}:{class_.__name__}"
 
 
 def _config(taskset_id: str, taskset: dict[str, Any], env: dict[str, Any], url: str) -> Any:

@@ -170,10 +170,10 @@ def test_verifiers_loads_the_task_by_its_id(played: Played) -> None:
     loaded = played.results["loaded"]
     assert loaded.pop("ids") == [question.id for question in played.demo.questions]
     assert loaded == {
-        "env": "SearchEnv",
-        "taskset": "SearchTaskset",
-        "task": "SearchTask",
-        "harness": "ChatHarness",
+        "env": "trainer.search.environment.verifiers_taskset:SearchEnv",
+        "taskset": "trainer.search.environment.verifiers_taskset:SearchTaskset",
+        "task": "trainer.search.environment.verifiers_taskset:QuestionTask",
+        "harness": "scorekit.adapters.verifiers:ChatHarness",
         "runtime": "subprocess",
     }
 
