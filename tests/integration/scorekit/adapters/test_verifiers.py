@@ -30,6 +30,8 @@ ANSWERS = {
 #: Sources that a service hangs at, for a run with a limit for scoring.
 SLOW = {"A slow answer.": "hang: 느림"}
 
+UNENDING = "tests.kits.trainer.verifiers.probe:unending_metric"
+
 pytestmark = [
     pytest.mark.verifiers,
     pytest.mark.skipif(
@@ -103,9 +105,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 single,
                 reward,
                 env=limited,
-                task={
-                    "metrics": {"n": {"fn": "tests.kits.trainer.verifiers.probe:unending_metric"}}
-                },
+                task={"metrics": {"n": {"fn": UNENDING}}},
             ),
             "no_reward": _call(url, single, {}),
             "groups": _call(url, single, {"definition": groups}),

@@ -1,4 +1,4 @@
-"""Calls of `probe.py` from tests: the environment of verifiers is another than that of the tests."""
+"""Calls of `probe.py` from tests, which run in another environment than verifiers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Play the search in verifiers' own loops, and hold it against our trainer (`make test-verifiers`)."""
+"""Play the search in verifiers' own loops, as our trainer does (`make test-verifiers`)."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_service_that_dies_midway_is_an_error_and_no_reward_of_zero(
     assert texts[1] == f"Question: {mark}: how long?"
     # The policy answers the first search, and reads nothing of what failed then.
     assert len(texts) == 2 + {"sick-policy": 0, "sick-retriever": 1}.get(mark, 2)
-    assert all(text.startswith("Page ") for text in texts[2:])
+    assert all(text.startswith(("Page ", "No page was found", "The ")) for text in texts[2:])
     assert result["counts"] == {"failed": 4, "ok": 1}
 
 
