@@ -19,10 +19,10 @@ from openai import AsyncOpenAI
 from pydantic import Field
 from verifiers.v1.dialects.chat import message_to_wire
 
-from scorekit.adapters.composite import check_no_group_rules, definition_of
+from scorekit.adapters.composite import check_no_group_rules, definition_of, once_per_loop
 from scorekit.adapters.prime_rl import INFO
 from scorekit.adapters.rewards import RewardSettings, reward_settings
-from scorekit.adapters.verl import DefinitionRewards, ScoredText, ServiceRewards, once_per_loop
+from scorekit.adapters.verl import DefinitionRewards, ScoredText, ServiceRewards
 from scorekit.errors import SampleError
 from scorekit.prompts import load_postprocess
 from scorekit.schemas import Scored
