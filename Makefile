@@ -6,7 +6,7 @@ PY := .venv/bin/python
 # Test processes side by side, one more than cores, since some wait; 1 where one test is looked at.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
-QUICK = not slow and not vllm and not oracle and not verl and not openenv
+QUICK = not slow and not vllm and not oracle and not verl and not openenv and not verifiers
 # What `make test-changed` compares with.
 BASE ?= HEAD
 COMPOSE ?= docker compose
@@ -16,7 +16,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-oracle env-verl env-openenv demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,12 @@ env-openenv: .venv-openenv/ready ## make .venv-openenv: OpenEnv, which serves se
 	@bash tools/setup_openenv.sh
 	@touch $@
 
+env-verifiers: .venv-verifiers/ready ## make .venv-verifiers: verifiers, which our tasks for it and prime-rl are tried in (340 MB, 10 s)
+
+.venv-verifiers/ready: tools/setup_verifiers.sh tools/verifiers-requirements.txt tools/lib.sh examples/verifiers/pyproject.toml
+	@bash tools/setup_verifiers.sh
+	@touch $@
+
 demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
 	$(PY) -m demo
 
@@ -81,7 +87,7 @@ test: setup ## every test that takes seconds (20 minutes on 2 cores)
 	$(PY) $(PYTEST_MANY) -m "$(QUICK)"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
-	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm and not oracle and not verl and not openenv"
+	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm and not oracle and not verl and not openenv and not verifiers"
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
 	$(PY) -m pytest -n 2 --dist loadfile -m vllm
@@ -94,6 +100,9 @@ test-verl: setup env-verl ## our binding for verl, in verl's own classes and alg
 
 test-openenv: setup env-openenv ## search environments in OpenEnv's own server and client
 	$(PY) -m pytest -m openenv
+
+test-verifiers: setup env-verifiers ## our tasks for verifiers, in its own loaders and loops (a minute)
+	$(PY) -m pytest -m verifiers
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any
@@ -140,4 +149,4 @@ verify-checkpoints: setup ## on a machine with the hub: published scores on the 
 	$(PY) -m tools.verify_checkpoints
 
 clean: ## remove what was built and run; the sources stay
-	rm -rf .venv .venv-vllm .venv-oracle .venv-verl .venv-openenv runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-oracle .venv-verl .venv-openenv .venv-verifiers runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

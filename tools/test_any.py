@@ -95,7 +95,7 @@ def run(level: str, threads: int, tests: list[str]) -> int:
             "pytest",
             "-q",
             "-m",
-            "not slow and not vllm and not oracle and not verl",
+            "not slow and not vllm and not oracle and not verl and not verifiers",
             *tests,
         ],
         cwd=ROOT,

@@ -97,14 +97,19 @@ def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float |
     return {name: [values.get(name) for values in stats] for name in names}
 
 
-def check_single_samples(definition: RewardDefinition, trainer: str) -> None:
-    """Raise UserError if a rule needs more than a trainer's request of one completion has."""
+def check_no_group_rules(definition: RewardDefinition, trainer: str) -> None:
+    """Raise UserError if a rule needs the other completions of a prompt."""
     for name, config in definition.components.items():
         if config.is_group_rule:
             raise UserError(
                 f"components.{name}: a rule of groups, but {trainer} sends one completion in a "
                 "request. Remove it"
             )
+
+
+def check_single_samples(definition: RewardDefinition, trainer: str) -> None:
+    """Raise UserError if a rule needs more than a trainer's request of one completion has."""
+    check_no_group_rules(definition, trainer)
     for name in truncation_rules(definition):
         raise UserError(
             f"components.{name}: reads finish_reason, which {trainer} does not send. Remove it"

@@ -91,11 +91,16 @@ class ServiceRewards:
 
 
 class DefinitionRewards:
-    """Gets composite rewards within one event loop. Concurrent calls share requests."""
+    """Gets composite rewards within one event loop. Concurrent calls share requests.
 
-    def __init__(self, settings: RewardSettings) -> None:
+    definition: one that the caller has checked; None: that of the settings, checked for verl.
+    """
+
+    def __init__(
+        self, settings: RewardSettings, definition: RewardDefinition | None = None
+    ) -> None:
         self.samples = Samples(settings)
-        self._reward = CompositeReward(sample_definition(settings))
+        self._reward = CompositeReward(definition or sample_definition(settings))
 
     async def score(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> ScoredText:
         """Return the reward of one completion.

@@ -199,7 +199,10 @@ def test_no_folder_is_too_full():
 
 
 #: Derive from another project's classes: only its own processes import them.
-_IN_PEERS = [ROOT / f"scorekit/adapters/{name}.py" for name in ("verl_tokens", "nemo_gym_server")]
+_IN_PEERS = [
+    ROOT / f"scorekit/adapters/{name}.py"
+    for name in ("verl_tokens", "nemo_gym_server", "verifiers")
+]
 LIGHT_MODULES = sorted(
     _module(path)
     for path in (ROOT / "scorekit").rglob("*.py")
@@ -222,7 +225,7 @@ IN_TRAINERS = (
     "scorekit.credit",
     *(
         f"scorekit.adapters.{name}"
-        for name in ("rewards", "composite", "trl", "verl", "openrlhf", "slime")
+        for name in ("rewards", "composite", "trl", "verl", "openrlhf", "slime", "prime_rl")
     ),
     "scorekit.adapters.nemo_gym",
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scorekit.llm import Choice, LLMClient, LLMError, Sampling
+from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.seeds import stream_seed
 from trainer.search.actions import THINK
@@ -137,7 +137,8 @@ class ChatPolicy(Policy):
                 end: EndName = "context" if error.type == "overlong" else "failed"
                 return TurnOutput(end=end, detail=f"policy: {error}"[:LONGEST_DETAIL])
             took = time.perf_counter() - started
-            return TurnOutput(_full_text(choice), choice.completion_tokens, seconds=took)
+            text = full_text(choice.text, choice.reasoning)
+            return TurnOutput(text, choice.completion_tokens, seconds=took)
 
         return ask
 
@@ -149,11 +150,11 @@ def _seed(seed: int | None, request: TurnRequest) -> int | None:
     return stream_seed("searcher", seed, request.trajectory_id, request.turn) % 2**31
 
 
-def _full_text(choice: Choice) -> str:
+def full_text(text: str, reasoning: str | None) -> str:
     """Return a turn with its think block, which a server's reasoning parser removes."""
-    if choice.reasoning is None or f"<{THINK}>" in choice.text:
-        return choice.text
-    return f"<{THINK}>{choice.reasoning.strip()}</{THINK}>\n{choice.text.lstrip()}"
+    if reasoning is None or f"<{THINK}>" in text:
+        return text
+    return f"<{THINK}>{reasoning.strip()}</{THINK}>\n{text.lstrip()}"
 
 
 def _header_value(name: str) -> str:

@@ -1,0 +1,140 @@
+"""Advantages for prime-rl: one for each sampled token, from the traces of our translation task.
+
+    for trace, values in zip(traces, span_advantages(traces, tokenizer), strict=True):
+        assign_advantages(trace, values)  # prime-rl's own
+
+`docs/token-rewards.md` says what prime-rl needs to call it. This module imports neither prime-rl
+nor verifiers: a trace is anything with `nodes` and `info`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scorekit.credit import (
+    SEVERITY_WEIGHTS,
+    AdvantageNorm,
+    TokenCredit,
+    assign_credit,
+    compute_advantages,
+    decode_completion,
+)
+from scorekit.errors import UserError
+
+log = logging.getLogger(__name__)
+#: The key of `trace.info` that our tasks for verifiers write.
+INFO = "scorekit"
+
+
+def span_advantages(
+    traces: Sequence[Any],
+    tokenizer: Any,
+    *,
+    severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
+    span_component: str | None = None,
+    norm: AdvantageNorm = "group",
+    stop_ids: Sequence[int] | None = None,
+) -> list[list[float]]:
+    """Return the advantages of the traces of one prompt: [B, T], one for each sampled token.
+
+    Reward of the trace plus the rewards of its error spans on their tokens, normalized as `norm`
+    says (`scorekit.credit.compute_advantages`). A token that the service has not read gets 0, and
+    so does each token of a trace whose spans do not fit its ids: that one is logged, and is in no
+    mean. prime-rl leaves tokens with 0 out of the loss (`filter_zero_advantages`, its default).
+
+    tokenizer: of the policy. span_component: the component whose spans count; None: the only one.
+    stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
+    Raises UserError for a trace of another task, for a span component that does not exist, and for
+    a severity without a weight; ValueError for an argument without a meaning.
+    """
+    eos = tokenizer.eos_token_id
+    stops = ([] if eos is None else [eos]) if stop_ids is None else stop_ids
+    ids = [sampled_ids(trace) for trace in traces]
+    credits = [
+        _credit(trace, trace_ids, tokenizer, span_component, severity_weights, stops)
+        for trace, trace_ids in zip(traces, ids, strict=True)
+    ]
+    return compute_advantages(
+        rewards=[
+            None if credit is None else _info(trace)["reward"]
+            for trace, credit in zip(traces, credits, strict=True)
+        ],
+        token_rewards=[
+            [0.0] * len(trace_ids) if credit is None else credit.rewards
+            for trace_ids, credit in zip(ids, credits, strict=True)
+        ],
+        valid=[
+            [False] * len(trace_ids) if credit is None else credit.covered
+            for trace_ids, credit in zip(ids, credits, strict=True)
+        ],
+        groups=[0] * len(traces),
+        norm=norm,
+    )
+
+
+def sampled_ids(trace: Any) -> list[int]:
+    """Return the ids of a trace's one turn. Raises UserError if it has another number of turns."""
+    nodes = [node for node in trace.nodes if any(node.mask)]
+    if len(nodes) != 1:
+        raise UserError(
+            f"a trace has {len(nodes)} turns with token ids, and spans belong to one. Use the "
+            "translation task, and verifiers' training client"
+        )
+    (node,) = nodes
+    return [id for id, is_sampled in zip(node.token_ids, node.mask, strict=True) if is_sampled]
+
+
+def _info(trace: Any) -> dict[str, Any]:
+    info: dict[str, Any] | None = trace.info.get(INFO)
+    if info is None or "mt" not in info:
+        raise UserError(
+            f"trace.info[{INFO!r}]: no scored translation. Use the task of "
+            "scorekit.adapters.verifiers for each source of this algorithm"
+        )
+    return info
+
+
+def _credit(
+    trace: Any,
+    ids: Sequence[int],
+    tokenizer: Any,
+    span_component: str | None,
+    severity_weights: Mapping[str, float | None],
+    stop_ids: Sequence[int],
+) -> TokenCredit | None:
+    """Return the rewards of one trace's tokens; None: its spans do not fit its ids."""
+    info = _info(trace)
+    # No service has read a refused text; its reward counts for all of it.
+    marked: dict[str, Any] = {"error_spans": [], "mt_covered": None}
+    if not info["is_refused_text"]:
+        marked = _spans(info["spans"], span_component)
+    text = info["mt"]
+    raw = decode_completion(tokenizer, ids[:-1] if ids[-1] in stop_ids else ids)
+    begin = raw.rfind(text)  # what comes before is a think block, which may quote it
+    try:
+        return assign_credit(
+            tokenizer,
+            ids,
+            marked["error_spans"],
+            severity_weights,
+            text=text,
+            text_start=None if begin < 0 else begin,
+            stop_ids=stop_ids,
+            mt_covered=marked["mt_covered"],
+        )
+    except ValueError as error:
+        log.warning("trace %s has no token rewards, and is left out: %s", trace.id, error)
+        return None
+
+
+def _spans(spans: Mapping[str, dict[str, Any]], component: str | None) -> dict[str, Any]:
+    if component is None and len(spans) == 1:
+        return next(iter(spans.values()))
+    if component is None or component not in spans:
+        names = ", ".join(spans) or "none"
+        raise UserError(
+            f"span_component: {component!r} marks no error spans. Set one of those that do: {names}"
+        )
+    return spans[component]
