@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scorekit.adapters.nemo_gym_server import CompositeRewardServer
+from scorekit.adapters.nemo_gym.server import CompositeRewardServer
 from scorekit.command import run_command
 
 

@@ -201,7 +201,7 @@ def test_no_folder_is_too_full():
 #: Derive from another project's classes: only its own processes import them.
 _IN_PEERS = [
     ROOT / f"scorekit/adapters/{name}.py"
-    for name in ("verl_tokens", "nemo_gym_server", "verifiers")
+    for name in ("verl_tokens", "nemo_gym/server", "verifiers")
 ]
 LIGHT_MODULES = sorted(
     _module(path)
@@ -227,7 +227,7 @@ IN_TRAINERS = (
         f"scorekit.adapters.{name}"
         for name in ("rewards", "composite", "trl", "verl", "openrlhf", "slime", "prime_rl")
     ),
-    "scorekit.adapters.nemo_gym",
+    "scorekit.adapters.nemo_gym.reward",
 )
 
 

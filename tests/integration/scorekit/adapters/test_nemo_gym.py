@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 
-from scorekit.adapters.nemo_gym import Verifier, completion_text, finish_reason
+from scorekit.adapters.nemo_gym.reward import Verifier, completion_text, finish_reason
 from scorekit.adapters.rewards import reward_settings
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import TranslationSample

@@ -23,7 +23,7 @@ from nemo_gym.base_resources_server import (
 )
 from pydantic import ConfigDict, PrivateAttr
 
-from scorekit.adapters.nemo_gym import Verifier
+from scorekit.adapters.nemo_gym.reward import Verifier
 from scorekit.adapters.rewards import reward_settings
 
 

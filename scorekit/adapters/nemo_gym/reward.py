@@ -1,6 +1,6 @@
 """Composite rewards for `verify` of NeMo Gym: from its request to its answer.
 
-`scorekit.adapters.nemo_gym_server` is the resources server; this module needs no NeMo Gym.
+`scorekit.adapters.nemo_gym.server` is the resources server; this module needs no NeMo Gym.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The two scoring routes of gemmax, answered by our services."""

@@ -1,0 +1,1 @@
+"""A resources server of NeMo Gym whose `verify` is a composite reward."""
