@@ -20,6 +20,7 @@ from scorekit.errors import UserError
 from trainer.search.curation.commands import buckets, budget, focus
 from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
 from trainer.search.distillation.commands import distill, rewrite
+from trainer.search.importers.commands import import_dataset
 from trainer.search.rounds.commands import loop
 from trainer.search.verification.commands import verify
 
@@ -33,6 +34,7 @@ for command in (
     *(distill, rewrite, loop),
 ):
     app.command()(command)
+app.command("import")(import_dataset)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="The run's config (YAML); without it, defaults.")

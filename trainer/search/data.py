@@ -180,7 +180,7 @@ def _question(row: Any, position: str, data: SearchData) -> Question:
             )
     column, value = cells["file_name"]
     file_name = (clean_cell(value, position, column) or "").strip()
-    pages = _pages(cells["reference_page"][1], position, cells["reference_page"][0])
+    pages = page_numbers(cells["reference_page"][1], position, cells["reference_page"][0])
     if pages and not file_name:
         raise UserError(
             f"{position}: {cells['reference_page'][0]}: required: a file_name for these pages"
@@ -284,7 +284,7 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def _pages(value: Any, position: str, column: str) -> tuple[int, ...]:
+def page_numbers(value: Any, position: str, column: str) -> tuple[int, ...]:
     """Return the page numbers in a cell: 3, [3, 5], "3", "3, 5", "[3, 5]"; none if it is empty."""
     if value is None or value == "":
         return ()
