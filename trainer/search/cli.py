@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, print_line
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.curation.commands import buckets, budget, focus
@@ -175,6 +175,22 @@ def view(
         from trainer.search.trajectories.view import write_view
 
         typer.echo(f"page: {write_view(run_dir, steps=step, max_episodes=most)}")
+
+
+@app.command()
+def salvage(run_dir: RunDir) -> None:
+    """Repair the store of a run: keep the readable lines of damaged step files, name the others.
+
+    The damaged files are kept beside the new ones.
+    """
+    with _clean_exit():
+        from trainer.search.trajectories.salvage import salvage as salvage_store
+
+        steps = salvage_store(run_dir)
+        for line in [line for step in steps for line in step.lines()]:
+            print_line(line)
+        if not steps:
+            typer.echo(f"{run_dir}: no line is damaged")
 
 
 @app.command()
