@@ -97,7 +97,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.search.data trainer.search.services trainer.search.local_policy "
         "trainer.search.episode_runner trainer.search.training.loading",
         "rows, curation": "trainer.search.curation trainer.search.diagnosis "
-        "trainer.search.distillation trainer.search.verification trainer.search.training.sft_rows",
+        "trainer.search.distillation trainer.search.verification trainer.search.training.sft_rows "
+        "trainer.search.importers",
         "rounds": "trainer.search.rounds",
         "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect "
         "trainer.search.show",
