@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from scorekit.command import clean_exit, print_line
+from scorekit.command import clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
+from scorekit.report.render import visible
 from trainer.search.curation.commands import buckets, budget, focus
 from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
 from trainer.search.distillation.commands import distill, rewrite
@@ -188,7 +189,7 @@ def salvage(run_dir: RunDir) -> None:
 
         steps = salvage_store(run_dir)
         for line in [line for step in steps for line in step.lines()]:
-            print_line(line)
+            typer.echo(visible(line))
         if not steps:
             typer.echo(f"{run_dir}: no line is damaged")
 

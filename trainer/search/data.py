@@ -211,11 +211,11 @@ def _question(row: Any, position: str, data: SearchData) -> Question:
 
 
 def reference_answers(
-    first: tuple[str, Any], others: tuple[str, Any], position: str
+    first: tuple[str, Any], further: tuple[str, Any], position: str
 ) -> tuple[str, ...]:
     """Return the right answers in two cells (column, value), without duplicates.
 
-    first: a text or a number. others: a list of right answers, also as JSON text: each is a text,
+    first: a text or a number. further: a list of right answers, also as JSON text: each is a text,
     a number, or a list of parts that all belong to the answer. Raises UserError.
     """
     column, value = first
@@ -226,7 +226,7 @@ def reference_answers(
             "reference_answers; an answer of several parts is a list in that list"
         )
     answers = [_answer_text(value, position, column)]
-    column, value = others
+    column, value = further
     if isinstance(value, str) and value.strip().startswith("["):
         try:
             value = json.loads(value)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from scorekit.command import clean_exit, print_line
+from scorekit.command import clean_exit
+from scorekit.report.render import visible
 
 
 class Dataset(StrEnum):
@@ -62,4 +63,4 @@ def import_dataset(
             dataset.value, options, out, leave_out=leave_out, keep_unanswerable=keep_unanswerable
         )
         for line in imported.lines():
-            print_line(line)
+            typer.echo(visible(line))

@@ -73,7 +73,7 @@ class PublishedQuestion:
 
 @dataclass(slots=True)
 class Rejected:
-    """What cannot be used: a line for each problem, and the number of rows of each split."""
+    """The rows that cannot be used. lines: their problems. rows: their number by split."""
 
     lines: list[str] = field(default_factory=list)
     rows: Counter[str] = field(default_factory=Counter)
@@ -107,9 +107,9 @@ def check_keys(
 ) -> None:
     """Raise UserError if a key or column is not a published one, or a required one is missing."""
     names, required = list(names), list(required)
-    known = {*required, *optional}
+    published = {*required, *optional}
     for problem, wrong in (
-        ("unknown", [name for name in names if name not in known]),
+        ("unknown", [name for name in names if name not in published]),
         ("missing", [name for name in required if name not in names]),
     ):
         if wrong:
@@ -187,14 +187,14 @@ def document_name(value: str, position: str, column: str) -> str:
     """
     name = normalized("NFC", value).strip()
     stem = name[:-4] if name.lower().endswith(".pdf") else name
-    shown = f"{position}: {column}: {value!r:.80}"
+    prefix = f"{position}: {column}: {value!r:.80}"
     if PurePosixPath(name).name != name or "\\" in name or stem.strip(". ") == "":
-        raise UserError(f"{shown}: expected a name without folders")
+        raise UserError(f"{prefix}: expected a name without folders")
     if any(unicodedata.category(letter)[0] == "C" for letter in stem):
-        raise UserError(f"{shown}: has characters that are not plain text")
+        raise UserError(f"{prefix}: has characters that are not plain text")
     num_bytes = len(stem.encode()) + _MAX_ENDING
     if num_bytes > 255 or len(stem) + _MAX_ENDING > _MAX_STEM:
-        raise UserError(f"{shown}: too long for the name of a file of a page")
+        raise UserError(f"{prefix}: too long for the name of a file of a page")
     return stem
 
 

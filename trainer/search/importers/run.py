@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from scorekit.errors import UserError
@@ -59,14 +60,16 @@ class Imported:
         lines += [
             f"pages: {self.manifest['pages']} of {self.manifest['documents']} documents",
             f"licence of the data: {self.manifest['licence']}",
-            f"index: python -m services.retriever ingest {pages} --index {self.out / 'index'}",
+            f"index: python -m services.retriever ingest {quote(str(pages))} "
+            f"--index {quote(str(self.out / 'index'))}",
         ]
         if not self.manifest["has_text"]:
             lines.append(
                 "The pages are images without text: bm25 needs --ocr; --backend late does not."
             )
         first = next(iter(self.manifest["splits"]))
-        lines.append(f"questions: --set data.train={self.out / first}.jsonl (or data.eval)")
+        setting = quote(f"data.train={self.out / first}.jsonl")
+        lines.append(f"questions: --set {setting} (or data.eval)")
         return lines
 
 

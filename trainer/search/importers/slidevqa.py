@@ -69,6 +69,8 @@ class SlideVQA:
         self._splits = chosen_splits(_files(options.source), options)
         self.files = [file for files in self._splits.values() for file in files]
         self._is_parquet = kind_of(self.files[0]) == ".parquet"
+        if self._is_parquet and options.images is not None:
+            raise UserError("--images: the images are in the rows of these Parquet files")
         #: (split, deck) -> its URLs and where they were read, in the form of GitHub.
         self._decks: dict[tuple[str, str], tuple[list[str], str]] = {}
         self._num_rows = 0

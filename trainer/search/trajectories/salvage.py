@@ -30,20 +30,20 @@ _ID = re.compile(rb'"trajectory_id":\s*"([^"\\]{1,200})"')
 class SalvagedStep:
     """A damaged step file.
 
-    damaged: where it is kept. num_kept: lines in the new file; if 0, there is no new file. lost: a
-    text for each lost line. has_unchecked: whether a line without a checksum of its own was kept.
+    damaged: where it is kept. num_kept: lines in the new file; if 0, there is no new file. losses:
+    a text for each lost line. has_unchecked: whether a line without its own checksum was kept.
     """
 
     path: Path
     damaged: Path
     num_kept: int
-    lost: Sequence[str]
+    losses: Sequence[str]
     has_unchecked: bool
 
     def lines(self) -> list[str]:
         """Return lines for people."""
-        lines = [f"{self.path}: kept {self.num_kept} lines, lost {len(self.lost)}"]
-        lines += [f"  {text}" for text in self.lost]
+        lines = [f"{self.path}: kept {self.num_kept} lines, lost {len(self.losses)}"]
+        lines += [f"  {text}" for text in self.losses]
         if self.has_unchecked:
             lines.append("  it has one checksum for all lines: a kept one may be changed, too")
         if not self.num_kept:
@@ -51,7 +51,7 @@ class SalvagedStep:
         return [*lines, f"  the damaged file is {self.damaged}"]
 
 
-class _Piece(NamedTuple):
+class _StepLine(NamedTuple):
     """A line of a step file. error: why it is damaged. is_checked: its own checksum is right."""
 
     line: bytes
@@ -79,26 +79,26 @@ def _salvaged(store: TrajectoryStore, step: int) -> SalvagedStep | None:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    kept, lost, ids, has_unchecked = [], [], set(), False
-    for number, piece in enumerate(_pieces(content), 1):
-        problem = piece.error or store.line_error(piece.line, step)
-        match = _ID.search(piece.line)
+    readable_lines, losses, ids, has_unchecked = [], [], set(), False
+    for number, step_line in enumerate(_step_lines(content), 1):
+        problem = step_line.error or store.line_error(step_line.line, step)
+        match = _ID.search(step_line.line)
         if problem is None and match and match[1] in ids:
             problem = "its trajectory is in the file already"
         if problem is None:
-            kept.append(piece.line)
+            readable_lines.append(step_line.line)
             ids.add(match[1] if match else b"")
-            has_unchecked |= not piece.is_checked
+            has_unchecked |= not step_line.is_checked
         else:
             name = f" ({match[1].decode('utf-8', 'replace')})" if match else ""
-            lost.append(f"line {number}{name}: {problem}")
+            losses.append(f"line {number}{name}: {problem}")
     damaged = _free_name(path)
     os.link(path, damaged)  # a file of the step's name exists at every moment
-    if kept:
-        write_atomic(path, b"".join(map(packed, kept)))
+    if readable_lines:
+        write_atomic(path, b"".join(map(packed, readable_lines)))
     else:
         path.unlink()
-    return SalvagedStep(path, damaged, len(kept), lost, has_unchecked)
+    return SalvagedStep(path, damaged, len(readable_lines), losses, has_unchecked)
 
 
 def _is_readable(store: TrajectoryStore, step: int) -> bool:
@@ -113,10 +113,10 @@ def _free_name(path: Path) -> Path:
     return next(new for name in names if not (new := path.with_name(name)).exists())
 
 
-def _pieces(content: bytes) -> Iterator[_Piece]:
+def _step_lines(content: bytes) -> Iterator[_StepLine]:
     """Yield the lines of a step file in order."""
     if not content:
-        yield _Piece(b"", "the file is empty")
+        yield _StepLine(b"", "the file is empty")
     start = 0
     while start < len(content):
         end = content.find(_MEMBER, start + 1)
@@ -125,23 +125,23 @@ def _pieces(content: bytes) -> Iterator[_Piece]:
         start = end
 
 
-def _lines_of(member: bytes) -> Iterator[_Piece]:
+def _lines_of(member: bytes) -> Iterator[_StepLine]:
     """Yield the lines of a member, and of what follows it up to the next one."""
-    text, error, rest = _unpacked(member)
+    text, error, remainder = _unpacked(member)
     *lines, tail = text.split(b"\n")
     if error is None:
-        yield from (_Piece(line + b"\n", None) for line in lines)
+        yield from (_StepLine(line + b"\n", None) for line in lines)
         if tail:
-            yield _Piece(tail, "the line has no end")
-        if rest.strip(b"\0"):
-            yield _Piece(b"", "not a line, or its beginning is damaged")
+            yield _StepLine(tail, "the line has no end")
+        if remainder.strip(b"\0"):
+            yield _StepLine(b"", "not a line, or its beginning is damaged")
         return
     if len(lines) <= 1:  # its own checksum, or its end, is wrong
-        yield _Piece(text, error)
+        yield _StepLine(text, error)
         return
-    yield from (_Piece(line + b"\n", None, is_checked=False) for line in lines)
+    yield from (_StepLine(line + b"\n", None, is_checked=False) for line in lines)
     if tail or error != _CHECKSUM:
-        yield _Piece(tail, f"{error}, and so is all behind it")
+        yield _StepLine(tail, f"{error}, and so is all behind it")
 
 
 _CHECKSUM = "the checksum is wrong"

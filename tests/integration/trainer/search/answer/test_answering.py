@@ -280,7 +280,7 @@ def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
 
 
 @pytest.mark.parametrize(
-    ("answer", "others", "score"),
+    ("answer", "other_answers", "score"),
     [
         ("12 percent", ("about an eighth", "12 %"), 1.0),
         ("12 percent", ('["12 %", "White"]',), 0.0),
@@ -288,11 +288,11 @@ def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
     ],
 )
 def test_an_answer_is_right_if_it_equals_any_of_the_right_ones(
-    served, fake, tmp_path, answer, others, score
+    served, fake, tmp_path, answer, other_answers, score
 ):
     fake.respond = lambda body, seed: answer
     trajectory = episode("deck_1", reference="13 %")
-    question = trajectory.question.model_copy(update={"other_answers": others})
+    question = trajectory.question.model_copy(update={"other_answers": other_answers})
     trajectory = trajectory.model_copy(update={"question": question})
     (done,), _, stats = finished(served, tmp_path, trajectory)
     assert (done.judged.status, done.judged.score) == ("ok", score)

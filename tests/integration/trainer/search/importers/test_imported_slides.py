@@ -34,7 +34,7 @@ def test_questions_of_slidevqa_are_searched_for_with_the_right_ndcg(tmp_path):
         app, ["import", "slidevqa", str(tmp_path / "SlideVQA"), "--out", str(out)]
     )
     assert done.exit_code == 0, done.output
-    assert f"ingest {out}/pages --index {out}/index" in done.output.replace("\n", "")
+    assert f"ingest {out}/pages --index {out}/index" in done.stdout
     rules = ReadingRules(ocr="tests.kits.retrieval.hooks:read_shade")
     ingest([out / "pages"], tmp_path / "index", [Bm25Builder("bigrams")], rules, workers=1)
     cfg = SearchConfig.model_validate(
@@ -44,8 +44,8 @@ def test_questions_of_slidevqa_are_searched_for_with_the_right_ndcg(tmp_path):
     queries = {"1-0-0": ["shade 3", "shade 2"], "1-1-0": ["shade 11", "shade 13"]}
 
     def script(request: TurnRequest) -> str:
-        wanted = queries[request.trajectory_id]
-        return search(wanted[request.turn - 1]) if request.turn <= len(wanted) else COMPLETE
+        shades = queries[request.trajectory_id]
+        return search(shades[request.turn - 1]) if request.turn <= len(shades) else COMPLETE
 
     with running_service(RetrieverBackend(tmp_path / "index")) as url:
         with closing(Retriever(url)) as retriever:

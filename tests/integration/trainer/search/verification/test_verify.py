@@ -356,7 +356,7 @@ def test_a_reference_counts_if_any_of_the_right_answers_does(servers, tmp_path):
     assert result.exit_code == 0, result.output
     row = decided(tmp_path / "out")["gt"]
     assert (row["class"], row["reference"]) == ("OK", "12 euros | fifteen | 15")
-    (kept,) = kept_rows(tmp_path / "out")
-    assert kept["reference_answers"] == ["12 euros", "fifteen", "15"]
+    (kept_row,) = kept_rows(tmp_path / "out")
+    assert kept_row["reference_answers"] == ["12 euros", "fifteen", "15"]
     for page in ("worksheet.html", "worksheet.csv", "report.html"):
         assert "12 euros | fifteen | 15" in (tmp_path / "out" / page).read_text("utf-8"), page

@@ -30,8 +30,9 @@ from tests.kits.trainer.searching.published_files import (
 )
 from trainer.search.config_data import SearchData
 from trainer.search.data import load_questions
+from trainer.search.importers.commands import Dataset
 from trainer.search.importers.published import ImportOptions
-from trainer.search.importers.run import Imported, run_import
+from trainer.search.importers.run import IMPORTERS, Imported, run_import
 
 
 def imported(dataset: str, root: Path, *, split: str | None = None, **more: Any) -> Imported:
@@ -89,10 +90,15 @@ def test_slidevqa_of_the_hub_has_its_images_in_the_rows(tmp_path):
         ("another_1",),
     ]
     assert len(page_files(result)) == 6  # the deck of two questions once
+    (tmp_path / "out").rename(tmp_path / "first")
+    assert "--images: the images are in the rows" in refused("slidevqa", root, images=root)
     other = hub_slide_row(4, "deck", [1], page_2={"bytes": image_of(99), "path": "2.jpg"})
     write_parquet(root / "data" / "test-00000-of-00001.parquet", [rows[0], other])
-    (tmp_path / "out").rename(tmp_path / "first")
     assert "page 2 of 'deck' is another image than in" in refused("slidevqa", root)
+
+
+def test_every_dataset_of_the_command_has_an_importer():
+    assert set(IMPORTERS) == {dataset.value for dataset in Dataset}
 
 
 def test_only_the_named_split_is_imported(tmp_path):
@@ -220,8 +226,8 @@ def test_vidoseek_is_imported_from_json_and_a_zip_of_pdfs(tmp_path):
     rows = [seek_row("c", "plan.pdf", [1])]
     file = write_lines(tmp_path / "slidevqa_refined.jsonl", rows)
     options = ImportOptions(file, result.out / "pages")
-    again = run_import("vidoseek", options, tmp_path / "again")
-    assert [question.gold for question in questions_of(again, "test")] == [("plan_1",)]
+    second_import = run_import("vidoseek", options, tmp_path / "again")
+    assert [question.gold for question in questions_of(second_import, "test")] == [("plan_1",)]
 
 
 def test_problems_of_pdfs_are_listed(tmp_path):

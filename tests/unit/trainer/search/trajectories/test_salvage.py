@@ -30,8 +30,8 @@ def starts(path: Path) -> list[int]:
     """Return the position of each line's first byte, and of the end."""
     content = path.read_bytes()
     positions = [0]
-    while (found := content.find(b"\x1f\x8b\x08\x00", positions[-1] + 1)) > 0:
-        positions.append(found)
+    while (position := content.find(b"\x1f\x8b\x08\x00", positions[-1] + 1)) > 0:
+        positions.append(position)
     return [*positions, len(content)]
 
 
@@ -46,19 +46,19 @@ def ids(store: TrajectoryStore) -> list[str]:
 
 
 @pytest.mark.parametrize("line", [0, 1, 3])
-@pytest.mark.parametrize("place", ["head", "body", "checksum"])
-def test_a_flipped_bit_costs_one_line(tmp_path: Path, line: int, place: str) -> None:
+@pytest.mark.parametrize("part", ["head", "body", "checksum"])
+def test_a_flipped_bit_costs_one_line(tmp_path: Path, line: int, part: str) -> None:
     store, path = stored(tmp_path)
     before = list(store.read())
     first, end = starts(path)[line : line + 2]
-    flip(path, {"head": first, "body": (first + end) // 2, "checksum": end - 6}[place])
+    flip(path, {"head": first, "body": (first + end) // 2, "checksum": end - 6}[part])
     damaged_bytes = path.read_bytes()
     with pytest.raises(UserError, match=f"search salvage {tmp_path}`, which keeps"):
         ids(store)
     (step,) = salvage(tmp_path)
     assert list(store.read()) == [item for n, item in enumerate(before) if n != line]
-    assert (step.num_kept, len(step.lost)) == (3, 1)
-    assert step.lost[0].startswith(f"line {line + 1}")
+    assert (step.num_kept, len(step.losses)) == (3, 1)
+    assert step.losses[0].startswith(f"line {line + 1}")
     assert step.damaged.read_bytes() == damaged_bytes
     assert salvage(tmp_path) == []
 
@@ -90,7 +90,7 @@ def test_a_line_with_wrong_content_is_lost_and_named(tmp_path: Path) -> None:
         "line 5 (t1): its trajectory is in the file already",
         "step-000001.jsonl.gz.damaged",
     ):
-        assert text in result.output, text
+        assert text in result.stdout, text
 
 
 def test_a_file_of_an_earlier_version_keeps_the_lines_before_the_damage(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_file_of_an_earlier_version_keeps_the_lines_before_the_damage(tmp_path
     flip(path, path.stat().st_size - 6)
     (step,) = salvage(tmp_path)
     assert ids(store) == list(NAMES)
-    assert step.lost == [] and step.has_unchecked
+    assert step.losses == [] and step.has_unchecked
     assert step.damaged.name == "step-000001.jsonl.gz.damaged1"
 
 
