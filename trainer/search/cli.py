@@ -1,6 +1,6 @@
-"""The commands `python -m trainer search ask|collect|estimate|view|export`.
+"""The commands `python -m trainer search ask|collect|estimate|view|salvage|export`.
 
-The commands of curation and `loop` are added here.
+The commands of curation, `import` and `loop` are added here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Import MMLongBench-Doc: questions about long PDFs, of which some have no answer.
 
 Schema: README and data/samples.json of mayubo2333/MMLongBench-Doc on GitHub, commit
-04524e716d3d2bc837b2bfcf9b2291a4023b8ad4, and the card of yubo2333/MMLongBench-Doc on the Hugging
+04524e716d3d2bc837b2bfcf9b2291a4023b8ad4 (parts of the file also at
+88b5f09fd29a7638b7c4d82aa6c8f5989ca5c145), and the card of yubo2333/MMLongBench-Doc on the Hugging
 Face hub at 38bceac8784469e70ad783dbf26c0b6ff08e0a9a (both read there): all columns are texts, lists
 are written as Python writes them, pages count from 1. The hub calls its only split `train`; it is a
 benchmark, and is `test` here. Licence: CC BY-NC 4.0, for research only (README).
@@ -43,7 +44,7 @@ class MMLongBenchDoc:
     """Reads `samples.json` or the hub's Parquet file, and the folder `documents` of PDFs."""
 
     published = Published(
-        schema="https://github.com/mayubo2333/MMLongBench-Doc at 04524e7; "
+        schema="https://github.com/mayubo2333/MMLongBench-Doc at 04524e7 and 88b5f09; "
         "https://huggingface.co/datasets/yubo2333/MMLongBench-Doc at 38bceac",
         licence="CC BY-NC 4.0, research only",
         has_text=True,
