@@ -30,7 +30,7 @@ from pydantic_core import to_json
 from scorekit import __version__
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
-from trainer.search.records import TokenRecord, Trajectory, Turn
+from trainer.search.records import Question, TokenRecord, Trajectory, Turn
 from trainer.search.trajectories.exports import NOTHING, new_folder
 from trainer.search.trajectories.layout import mean_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -288,13 +288,19 @@ def _sample(episode: Trajectory, load_image: LoadImage) -> EvalSample:
         id=episode.group,
         epoch=1 + episode.sample,
         input=episode.question.question,
-        target=episode.question.reference_answer,
+        target=_target(episode.question),
         messages=list(_messages(episode, load_image)),
         output=ModelOutput.from_content(model=episode.policy or "policy", content=answer or ""),
         scores=_scores(episode),
         metadata=episode.model_dump(mode="json", include=fields, exclude_none=True)
         | {"gold": list(episode.question.gold)},
     )
+
+
+def _target(question: Question) -> str | list[str]:
+    """Return the right answer, or all of them if there are several."""
+    has_several = bool(question.other_answers)
+    return list(question.reference_answers) if has_several else question.reference_answer
 
 
 def _scores(episode: Trajectory) -> dict[str, Score]:

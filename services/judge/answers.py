@@ -9,15 +9,20 @@ Korean copula at the end (입니다, 이에요, 이다, ...). They match numeric
 quantity, `[currency] number [unit]`, with the same value, and with the same unit if both name one:
 1,200,000, 1.2 million and 120만 are one value; %, percent and 퍼센트 one unit. A percentage does
 not equal its fraction.
+
+An answer of several parts is right if its parts, between commas, semicolons, line ends or "and",
+match those of the reference one by one, in any order.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+from scorekit.errors import SampleError
 from scorekit.text import markup
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -89,6 +94,11 @@ _UNITS = {
     "celsius": "°c",
     "degrees": "°",
 }
+#: Between the parts of an answer; the second form also splits at words.
+_BETWEEN_PARTS = (
+    re.compile(r"[;\n]|,(?!\d{3}(?!\d))"),
+    re.compile(r"[;\n&]|,(?!\d{3}(?!\d))|\band\b|(?<!\S)(?:및|그리고)(?!\S)", re.IGNORECASE),
+)
 #: Longest answer, in characters, that is parsed as a quantity.
 _MAX_QUANTITY_CHARS = 80
 
@@ -102,8 +112,39 @@ class Quantity(NamedTuple):
 
 def judge_answer(texts: Mapping[str, str]) -> dict[str, Any]:
     """Return score 1 or 0, and the verdict on `answer` against `reference`."""
-    answer, reference = texts["answer"], texts["reference"]
-    notes = _match(answer, reference)
+    return _outcome(_match(texts["answer"], texts["reference"]))
+
+
+def judge_any_of(texts: Mapping[str, str]) -> dict[str, Any] | SampleError:
+    """Return the outcome of `answer` against the best of `references`.
+
+    references: a JSON array of texts and of arrays of texts (an answer of several parts). Anything
+    else is a SampleError.
+    """
+    try:
+        references = json.loads(texts["references"])
+    except (ValueError, RecursionError):
+        references = None
+    entries = references if isinstance(references, list) else []
+    if not entries or not all(map(_is_reference, entries)):
+        return SampleError(
+            "invalid_input", "references: expected a JSON array of texts and of arrays of texts"
+        )
+    notes = (
+        _match(texts["answer"], entry)
+        if isinstance(entry, str)
+        else _match_parts(texts["answer"], entry)
+        for entry in entries
+    )
+    return _outcome(next(filter(None, notes), None))
+
+
+def _is_reference(entry: Any) -> bool:
+    parts = [entry] if isinstance(entry, str) else entry
+    return isinstance(parts, list) and bool(parts) and all(isinstance(part, str) for part in parts)
+
+
+def _outcome(notes: str | None) -> dict[str, Any]:
     verdict = {
         "pass": notes is not None,
         "reason_code": "wrong" if notes is None else "correct",
@@ -125,6 +166,25 @@ def _match(answer: str, reference: str) -> str | None:
         return None
     units = {answer_quantity.unit, reference_quantity.unit} - {""}
     return "numeric match" if len(units) <= 1 else None
+
+
+def _match_parts(answer: str, reference: Sequence[str]) -> str | None:
+    """Return "all parts match" if each part of one matches a part of the other of its own."""
+    inner = answer.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1]
+    for pattern in _BETWEEN_PARTS:
+        parts = [part for part in pattern.split(inner) if normalized(part)]
+        missing = list(reference)
+        for part in parts:
+            match = next((other for other in missing if _match(part, other)), None)
+            if match is None:
+                break
+            missing.remove(match)
+        else:
+            if parts and not missing:
+                return "all parts match"
+    return None
 
 
 def normalized(text: str) -> str:

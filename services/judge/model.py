@@ -50,6 +50,7 @@ _RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]]
         rules.judge_translation,
     ),
     "answer_correctness": (frozenset({"query", "answer", "reference"}), answers.judge_answer),
+    "answer_any_of": (frozenset({"query", "answer", "references"}), answers.judge_any_of),
 }
 _SCOREKIT_VERSION: dict[str, str | None] = {"scorekit": __version__}  # part of cache keys
 _ONE_ANSWER = "options.votes: the task has one answer; mqm alone can be asked several times"

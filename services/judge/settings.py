@@ -27,7 +27,7 @@ class JudgeSettings(ServiceSettings):
     backend: Literal["rules", "openai"] = Field(
         "rules",
         description="rules: deterministic, translation_filter and (by exact and numeric match) "
-        "answer_correctness; openai: any OpenAI-compatible server (vLLM).",
+        "answer_correctness, answer_any_of; openai: any OpenAI-compatible server (vLLM).",
     )
     base_url: str | None = Field(
         None, description="The upstream server with its /v1; its key: JUDGE_UPSTREAM_API_KEY."

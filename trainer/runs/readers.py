@@ -224,10 +224,7 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
         return [min(single_files, key=lambda file: list(_FORMATS).index(kind_of(file)))]
     if split is not None and (folder / split).is_dir():
         return _in_order(folder / split, _data_files(folder / split))
-    by_split: dict[str, list[Path]] = {}
-    for file in files:
-        shard = _SHARD.fullmatch(_stem(file))
-        by_split.setdefault((shard["front"] or "") if shard else _stem(file), []).append(file)
+    by_split = _by_split(files)
     if split is None and len(by_split) != 1:
         hint = f". It has {', '.join(sorted(by_split))}" if by_split else ""
         raise UserError(f"{folder}: name the split of this folder (a file <split>.jsonl){hint}")
@@ -236,6 +233,23 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
         endings = ", ".join(_FORMATS)
         raise UserError(f"{folder}: has no {split}.jsonl, nor that name with one of {endings}")
     return _in_order(folder, by_split[chosen])
+
+
+def split_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each split in a folder, the shards of one in the order of their numbers.
+
+    Raises UserError if a shard is missing.
+    """
+    by_split = _by_split(_data_files(folder))
+    return {split: _in_order(folder, files) for split, files in sorted(by_split.items())}
+
+
+def _by_split(files: Iterable[Path]) -> dict[str, list[Path]]:
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        shard = _SHARD.fullmatch(_stem(file))
+        by_split.setdefault((shard["front"] or "") if shard else _stem(file), []).append(file)
+    return by_split
 
 
 def _data_files(folder: Path) -> list[Path]:

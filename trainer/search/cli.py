@@ -1,6 +1,6 @@
-"""The commands `python -m trainer search ask|collect|estimate|view|export`.
+"""The commands `python -m trainer search ask|collect|estimate|view|salvage|export`.
 
-The commands of curation, `loop` and `serve-openenv` are added here.
+The commands of curation, `import`, `loop` and `serve-openenv` are added here.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from rich.console import Console
 from scorekit.command import clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
+from scorekit.report.render import visible
 from trainer.search.curation.commands import buckets, budget, focus
 from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
 from trainer.search.distillation.commands import distill, rewrite
 from trainer.search.environment.openenv_command import serve_openenv
+from trainer.search.importers.commands import import_dataset
 from trainer.search.rounds.commands import loop
 from trainer.search.verification.commands import verify
 
@@ -34,6 +36,7 @@ for command in (
     *(distill, rewrite, loop, serve_openenv),
 ):
     app.command()(command)
+app.command("import")(import_dataset)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="The run's config (YAML); without it, defaults.")
@@ -174,6 +177,22 @@ def view(
         from trainer.search.trajectories.view import write_view
 
         typer.echo(f"page: {write_view(run_dir, steps=step, max_episodes=most)}")
+
+
+@app.command()
+def salvage(run_dir: RunDir) -> None:
+    """Repair the store of a run: keep the readable lines of damaged step files, name the others.
+
+    The damaged files are kept beside the new ones.
+    """
+    with _clean_exit():
+        from trainer.search.trajectories.salvage import salvage as salvage_store
+
+        steps = salvage_store(run_dir)
+        for line in [line for step in steps for line in step.lines()]:
+            typer.echo(visible(line))
+        if not steps:
+            typer.echo(f"{run_dir}: no line is damaged")
 
 
 @app.command()

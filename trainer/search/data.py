@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -167,28 +168,35 @@ def _named_pages(question: Question) -> Iterable[str]:
 
 def _question(row: Any, position: str, data: SearchData) -> Question:
     cells = {field: _field_value(row, field, data) for field in COLUMNS}
-    texts = {}
-    for field in ("question", "reference_answer"):
-        column, value = cells[field]
-        text = (clean_cell(_single(value), position, column) or "").strip()
-        if not text:
+    column, value = cells["question"]
+    question = (clean_cell(_single(value), position, column) or "").strip()
+    answers = reference_answers(cells["reference_answer"], cells["reference_answers"], position)
+    for field, is_missing in (("question", not question), ("reference_answer", not answers)):
+        if is_missing:
             columns_text = ", ".join(map(str, row))
             raise UserError(
                 f"{position}: no {field} (the row has {columns_text}). "
                 "Name its column in data.columns."
             )
-        texts[field] = text
     column, value = cells["file_name"]
     file_name = (clean_cell(value, position, column) or "").strip()
-    pages = _pages(cells["reference_page"][1], position, cells["reference_page"][0])
+    pages = page_numbers(cells["reference_page"][1], position, cells["reference_page"][0])
     if pages and not file_name:
         raise UserError(
             f"{position}: {cells['reference_page'][0]}: required: a file_name for these pages"
         )
-    gold = gold_pages(file_name, pages)
+    gold = _page_ids(*cells["gold_pages"], position)
+    if gold and pages:
+        raise UserError(
+            f"{position}: {cells['gold_pages'][0]} and {cells['reference_page'][0]} both name gold "
+            "pages. Leave one of them out"
+        )
+    gold = gold or gold_pages(file_name, pages)
     return Question(
         id=id_cell(cells["id"][1], position, cells["id"][0]) or "",
-        **texts,
+        question=question,
+        reference_answer=answers[0],
+        other_answers=answers[1:],
         file_name=file_name,
         reference_pages=pages,
         gold=gold,
@@ -211,6 +219,65 @@ def question_from_row(row: Mapping[str, Any], data: SearchData | None = None) ->
     return _with_ids("the row", [question])[0]
 
 
+def reference_answers(
+    first: tuple[str, Any], further: tuple[str, Any], position: str
+) -> tuple[str, ...]:
+    """Return the right answers in two cells (column, value), without duplicates.
+
+    first: a text or a number. further: a list of right answers, also as JSON text: each is a text,
+    a number, or a list of parts that all belong to the answer. Raises UserError.
+    """
+    column, value = first
+    value = _single(value)
+    if isinstance(value, list) and value:
+        raise UserError(
+            f"{position}: {column}: a list of {len(value)}. Put several right answers into "
+            "reference_answers; an answer of several parts is a list in that list"
+        )
+    answers = [_answer_text(value, position, column)]
+    column, value = further
+    if isinstance(value, str) and value.strip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise UserError(f"{position}: {column}: not JSON: {value!r:.40}") from None
+    if value is not None and not isinstance(value, list | tuple):
+        value = [value]
+    for entry in value or ():
+        answers.append(_answer_text(entry, position, column))
+        if not answers[-1]:
+            raise UserError(f"{position}: {column}: an answer in it is empty")
+    return tuple(dict.fromkeys(answer for answer in answers if answer))
+
+
+def _answer_text(value: Any, position: str, column: str) -> str:
+    """Return an answer as text; "" if it is empty. A list becomes a JSON array of texts."""
+    if isinstance(value, list | tuple):
+        parts = [_answer_text(part, position, column) for part in value]
+        if "" in parts:
+            raise UserError(f"{position}: {column}: a part of the answer is empty")
+        return json.dumps(parts, ensure_ascii=False) if parts else ""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(int(value)) if float(value).is_integer() else str(value)
+    if isinstance(value, float) and math.isnan(value):  # a missing value in a data frame
+        return ""
+    return (clean_cell(value, position, column) or "").strip()
+
+
+def _page_ids(column: str, value: Any, position: str) -> tuple[str, ...]:
+    """Return the page ids in a cell: a list of them, also as JSON text."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise UserError(f"{position}: {column}: not JSON: {value!r:.40}") from None
+    if not value:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise UserError(f"{position}: {column}: expected a list of page ids")
+    return tuple(dict.fromkeys(normalized("NFC", item) for item in value))
+
+
 def _field_value(row: Mapping[str, Any], field: str, data: SearchData) -> tuple[str, Any]:
     """Return the column that holds a field and its value; of several the first with a value."""
     columns = (data.columns[field],) if field in data.columns else COLUMNS[field]
@@ -226,7 +293,7 @@ def _single(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-def _pages(value: Any, position: str, column: str) -> tuple[int, ...]:
+def page_numbers(value: Any, position: str, column: str) -> tuple[int, ...]:
     """Return the page numbers in a cell: 3, [3, 5], "3", "3, 5", "[3, 5]"; none if it is empty."""
     if value is None or value == "":
         return ()
@@ -293,9 +360,11 @@ def _alternatives(value: Any, gold: Sequence[str], position: str) -> dict[str, t
 
 def _with_ids(source: str, questions: Sequence[Question]) -> list[Question]:
     def content(question: Question) -> str:
-        return json.dumps(
-            [question.question, question.reference_answer, question.file_name, question.gold]
-        )
+        parts: list[Any] = [question.question, question.reference_answer, question.file_name]
+        parts.append(question.gold)
+        if question.other_answers:
+            parts.append(question.other_answers)
+        return json.dumps(parts)
 
     ids = row_ids(source, questions, content)
     return [

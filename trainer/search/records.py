@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -34,11 +35,25 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
+def answer_parts(answer: str) -> list[str] | None:
+    """Return the parts of an answer that is a JSON array of texts; None for any other answer."""
+    if not answer.startswith("["):
+        return None
+    try:
+        parts = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    is_array = isinstance(parts, list) and bool(parts)
+    return parts if is_array and all(isinstance(part, str) for part in parts) else None
+
+
 class Question(Record):
     """A question of a data set.
 
-    id: unique in its file. reference_pages: numbers in the file `file_name`; the first is
-    1. gold: their page ids. alternatives: gold page id -> pages that carry the same fact.
+    id: unique in its file. reference_answer: "" if there is none; an answer of several parts is a
+    JSON array of texts (`answer_parts`). other_answers: further answers that are right, too.
+    reference_pages: numbers in the file `file_name`; the first is 1. gold: page ids.
+    alternatives: gold page id -> pages that carry the same fact.
     question_type: stats are grouped by it. max_turns, temperature, n_agent (episodes of its group):
     settings of this row; None: the run's.
     """
@@ -46,6 +61,7 @@ class Question(Record):
     id: str
     question: str
     reference_answer: str
+    other_answers: tuple[str, ...] = ()
     file_name: str = ""
     reference_pages: tuple[int, ...] = ()
     gold: tuple[str, ...] = ()
@@ -54,6 +70,16 @@ class Question(Record):
     max_turns: int | None = None
     temperature: float | None = None
     n_agent: int | None = None
+
+    @property
+    def reference_answers(self) -> tuple[str, ...]:
+        """Return all right answers, first `reference_answer`; none if that is empty."""
+        return (self.reference_answer, *self.other_answers) if self.reference_answer else ()
+
+    @property
+    def reference_text(self) -> str:
+        """Return all right answers as one text for people: they have " | " between them."""
+        return " | ".join(self.reference_answers)
 
     def samples(self, of_run: int | None) -> int:
         """Return the number of its episodes: its `n_agent`, else `of_run`; if that is None, 1."""

@@ -19,8 +19,8 @@ _HITS = 5
 def question_panel(question: Question) -> RenderableType:
     """Return a panel of the question, its reference answer and its gold pages."""
     lines = [Text(visible(question.question), style="bold")]
-    if question.reference_answer:
-        lines.append(Text(f"reference: {visible(question.reference_answer)}", style="dim"))
+    if question.reference_answers:
+        lines.append(Text(f"reference: {visible(question.reference_text)}", style="dim"))
     if question.gold:
         lines.append(Text(f"gold pages: {visible(', '.join(question.gold))}", style="dim"))
     return Panel(Group(*lines), title="question", title_align="left")

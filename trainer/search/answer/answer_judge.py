@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,8 +24,10 @@ from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import AnswerJudgeConfig
 from trainer.search.answer.single_flight import SingleFlight
 from trainer.search.answer.spending import SpendTracker
-from trainer.search.records import ApiUsage, JudgedAnswer
+from trainer.search.records import ApiUsage, JudgedAnswer, answer_parts
 
+#: The judge's task for several right answers, and for an answer of several parts.
+_ANY_OF = "answer_any_of"
 #: Estimated tokens of a verdict, of the rubric, and of an image.
 _VERDICT, _RUBRIC, _IMAGE = 128, 400, 1500
 
@@ -78,6 +81,7 @@ class AnswerJudge:
     ) -> None:
         self.cfg = cfg
         self.model = ""
+        self._tasks: frozenset[str] = frozenset()
         self._paid_answers, self._money = paid_answers, money
         self._once = SingleFlight[_Verdict]()
         self._client = ScoringClient(
@@ -97,7 +101,7 @@ class AnswerJudge:
         first = await self._paid_answers.first_judge(judge_name(info))
         if first != judge_name(info):
             raise self._other(first, judge_name(info))
-        self.model = first
+        self.model, self._tasks = first, frozenset(info.tasks or ())
         return info
 
     async def close(self) -> None:
@@ -105,10 +109,28 @@ class AnswerJudge:
         await self._once.close()
         await self._client.close()
 
-    async def correctness(self, question: str, answer: str, reference: str) -> JudgedAnswer:
-        """Judge how far an answer agrees with the reference. Raises UserError, BudgetExceeded."""
-        texts = {"query": question, "answer": answer, "reference": reference}
-        return await self._judged({"task": "answer_correctness", **texts})
+    async def correctness(
+        self, question: str, answer: str, references: Sequence[str]
+    ) -> JudgedAnswer:
+        """Judge how far an answer agrees with any of the right answers.
+
+        references: as in `Question.reference_answers`. Raises UserError, BudgetExceeded.
+        """
+        texts = {"query": question, "answer": answer}
+        entries = [answer_parts(reference) or reference for reference in references]
+        if len(entries) == 1 and isinstance(entries[0], str):
+            return await self._judged(
+                {"task": "answer_correctness", **texts, "reference": entries[0]}
+            )
+        if not self.model:
+            await self.check()
+        if _ANY_OF not in self._tasks:
+            raise UserError(
+                f"answering.judge.url: the judge at {self.cfg.url} has no task {_ANY_OF}, which "
+                "questions with several right answers need. Start one of this version"
+            )
+        all_entries = json.dumps(entries, ensure_ascii=False)
+        return await self._judged({"task": _ANY_OF, **texts, "references": all_entries})
 
     async def grounded(self, question: str, answer: str, pngs: Sequence[bytes]) -> JudgedAnswer:
         """Judge how far images support an answer. Raises UserError, BudgetExceeded."""

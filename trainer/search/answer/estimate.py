@@ -156,7 +156,7 @@ def _of_judge(trajectory: Trajectory, cfg: AnsweringConfig) -> ApiUsage:
     """Return the usage of all verdicts on an answer."""
     question = trajectory.question
     answer_text = (trajectory.answer and trajectory.answer.text) or question.reference_answer
-    texts = question.question, answer_text, question.reference_answer
+    texts = question.question, answer_text, *question.reference_answers
     charges = [(trajectory.judged, max_verdict_usage(texts, 0, cfg.judge))]
     if cfg.judge.grounded:
         num_images = len(_evidence(trajectory, cfg.generator))

@@ -183,10 +183,10 @@ class AnswerPipeline:
 
 
 async def _correctness(judging: AnswerJudge, question: Question, text: str) -> JudgedAnswer:
-    if not question.reference_answer:
+    if not question.reference_answers:
         cause = "the question has no reference answer"
         return JudgedAnswer(status="skipped", reason=cause, model=judging.model)
-    return await judging.correctness(question.question, text, question.reference_answer)
+    return await judging.correctness(question.question, text, question.reference_answers)
 
 
 async def _grounded(

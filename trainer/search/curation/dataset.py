@@ -28,6 +28,7 @@ from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from trainer.search.curation.disk_spool import DiskSpool, in_groups
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
+from trainer.search.data import gold_pages
 from trainer.search.records import Question
 from trainer.sft.curation_record import FILE, CurationRecord, RecordEntry, Verdict
 
@@ -107,12 +108,15 @@ class CurationResult:
 
 def question_row(question: Question, **changed: Any) -> dict[str, Any]:
     """Return a question as a row of training data (`trainer/search/data.py`)."""
+    are_numbered = question.gold == gold_pages(question.file_name, question.reference_pages)
     row = {
         "id": question.id,
         "question": question.question,
         "reference_answer": question.reference_answer,
+        "reference_answers": list(question.reference_answers) if question.other_answers else [],
         "file_name": question.file_name,
         "reference_page": list(question.reference_pages),
+        "gold_pages": [] if are_numbered else list(question.gold),
         "alternatives": {page: list(pages) for page, pages in question.alternatives.items()},
         "question_type": question.question_type,
         "max_turns": question.max_turns,

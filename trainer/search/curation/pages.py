@@ -86,7 +86,7 @@ def _example(decision: Decision, prompts: Mapping[str, CuratedPrompt]) -> dict[s
     return {
         "id": decision.row_id,
         "question": question.question if question else "",
-        "reference": question.reference_answer if question else "",
+        "reference": question.reference_text if question else "",
         "gold": ", ".join(question.gold) if question else "",
         "figures": [
             (name, as_cell(value)) for name, value in decision.stats.items() if value != ""

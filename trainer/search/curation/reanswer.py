@@ -76,19 +76,24 @@ class AnswerSampler:
         samples = (self.generator.answer(question, png_by_hash, sample=n) for n in range(times))
         return [answer.text for answer in await asyncio.gather(*samples)]
 
-    async def score(self, question: str, answer: str | None, reference: str) -> float | None:
-        """Return the judge's score of an answer; None if there is no answer or score."""
+    async def score(
+        self, question: str, answer: str | None, references: Sequence[str]
+    ) -> float | None:
+        """Return the judge's score of an answer; None if there is no answer or score.
+
+        references: the right answers.
+        """
         if answer is None:
             return None
-        judged = await self.judging.correctness(question, answer, reference)
+        judged = await self.judging.correctness(question, answer, references)
         return judged.score
 
     async def tried(
-        self, question: str, reference: str, pngs: Sequence[bytes], times: int = 1
+        self, question: str, references: Sequence[str], pngs: Sequence[bytes], times: int = 1
     ) -> AnswerTrials:
-        """Return answers from images, and the judge's scores against the reference."""
+        """Return answers from images, and the judge's scores against the right answers."""
         answers = await self.answers(question, pngs, times)
-        scores = [self.score(question, answer, reference) for answer in answers]
+        scores = [self.score(question, answer, references) for answer in answers]
         return AnswerTrials(tuple(answers), tuple(await asyncio.gather(*scores)))
 
 

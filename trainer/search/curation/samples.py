@@ -184,7 +184,8 @@ def _read_run(
 
 
 def _same(expected: Question, actual: Question, folder: Path) -> None:
-    if (expected.question, expected.reference_answer) != (actual.question, actual.reference_answer):
+    texts = [(question.question, question.reference_answers) for question in (expected, actual)]
+    if texts[0] != texts[1]:
         raise UserError(
             f"{folder}: the id {expected.id!r} has another question or reference than in the data. "
             "Use the data of the run."

@@ -73,8 +73,8 @@ async def confirm(
 
     async def tried(pages: Sequence[str]) -> AnswerTrials:
         pngs = await asyncio.gather(*(load_image(page) for page in pages))
-        texts = question.question, question.reference_answer
-        return await asking.tried(*texts, pngs, cfg.times)
+        question_text, references = question.question, question.reference_answers
+        return await asking.tried(question_text, references, pngs, cfg.times)
 
     share = (await tried(question.gold)).share(cfg.right)
     if share is None or share < cfg.share:
@@ -114,7 +114,7 @@ def max_requests(questions: Sequence[Question], cfg: AlternativesConfig) -> list
             golds = len(question.gold)
             image_counts = [golds, *([golds] * max_pages + [golds - 1] * cfg.control) * golds]
             planned += [
-                PlannedCalls(question.question, question.reference_answer, n, cfg.times)
+                PlannedCalls(question.question, question.reference_text, n, cfg.times)
                 for n in image_counts
             ]
     return planned
@@ -180,7 +180,7 @@ def alternatives_page(
         )
         for (gold, page), answer in result.answer_by_pair.items():
             decision, question = proposal_by_page[page], prompts[name].question
-            texts = [question.question, question.reference_answer, answer, gold, page]
+            texts = [question.question, question.reference_text, answer, gold, page]
             rows.append([*texts, decision.overlap, decision.cosine])
     sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in _names(by)]
     head = ["question", "reference", "answer", "gold page", "the same on", "overlap", "cosine"]

@@ -127,7 +127,7 @@ def suspicion(
     right = {
         text for sample, text in answers if sample.judge is not None and sample.judge >= cfg.right
     }
-    right |= {flat(question.reference_answer)}
+    right |= {flat(answer) for answer in question.reference_answers}
     # Equal images share one call of the generator, so they count as one answer.
     answer_by_images = {
         clues[sample.ref].asked_from: text
@@ -155,7 +155,7 @@ def _is_reading(answer: str, question: Question) -> bool:
     words = set(answer.split())
     if words <= set(parts_of(question.question)) or _REFUSAL.search(answer):
         return False
-    reference = set(parts_of(question.reference_answer))
+    reference = set(parts_of(question.reference_text))
     units = [{word for word in tokens if not _has_digit(word)} for tokens in (words, reference)]
     both_numbers = all(any(map(_has_digit, tokens)) for tokens in (words, reference))
     return not (both_numbers and all(units) and units[0].isdisjoint(units[1]))

@@ -185,7 +185,7 @@ def _corner_sections(
             points[sample.ndcg, sample.judge] += 1
             if len(examples[corner]) < cfg.examples:
                 question, answer = prompt.question, clues[sample.ref].answer
-                words = [question.question, question.reference_answer, answer]
+                words = [question.question, question.reference_text, answer]
                 examples[corner].append([*words, sample.ndcg, sample.judge, sample.ref])
     chart = chart_image("episodes", "NDCG", partial(_scatter, points, cfg))
     note = (

@@ -98,8 +98,9 @@ async def kind_of(
 
     async def share_right(images: Iterable[str]) -> float | None:
         pngs = await asyncio.gather(*(load_image(suspect.order, image) for image in images))
-        texts = question.question, question.reference_answer
-        trials: AnswerTrials = await asking.tried(*texts, pngs, cfg.times)
+        trials: AnswerTrials = await asking.tried(
+            question.question, question.reference_answers, pngs, cfg.times
+        )
         return trials.share(cfg.right)
 
     if not suspect.evidence:
@@ -137,7 +138,7 @@ def max_requests(
         needs_empty = any(suspect.evidence for suspect in group)
         question = questions[name]
         planned += [
-            PlannedCalls(question.question, question.reference_answer, len(images), cfg.times)
+            PlannedCalls(question.question, question.reference_text, len(images), cfg.times)
             for images in sets
             if images or needs_empty
         ]
@@ -216,7 +217,7 @@ def hallucinations_page(
     sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
-            [content.question, content.reference_answer, item.answer, item.ref]
+            [content.question, content.reference_text, item.answer, item.ref]
             for question, group in suspects.items()
             for item in group
             if kinds[item.ref] == name

@@ -88,7 +88,7 @@ def propose(
     proposals = {}
     for question in usable:
         known_words = (
-            frozenset(parts_of(question.reference_answer)),
+            frozenset(parts_of(question.reference_text)),
             *(words[page] for page in question.gold),
         )
         overlaps = {

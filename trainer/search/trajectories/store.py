@@ -5,7 +5,8 @@
     RUN/trajectories/images/ab/abcd....png    images of the policy and the generator
 
 The files are compressed JSON lines: `zcat`, `jq` and pandas read them. The ids of an image are one
-repeated id, which compresses well.
+repeated id, which compresses well. Each line is compressed by itself, with its own checksum, so
+that a damaged byte costs one line (`search salvage`, salvage.py).
 """
 
 from __future__ import annotations
@@ -36,11 +37,6 @@ from trainer.search.records import Trajectory, mask_digest
 #: Version of the files; it changes when a key changes its meaning.
 SCHEMA_VERSION = 1
 FOLDER = "trajectories"
-#: The advice for a step file that cannot be read.
-_HINT = (
-    "Restore it from a copy, or delete it: `collect --resume` then repeats its step and all later "
-    "ones."
-)
 _STEP = re.compile(r"step-(\d{6,})\.jsonl\.gz")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -147,17 +143,19 @@ class TrajectoryStore:
         """
         self._check(step, trajectories)
         self.sync_images()
-        path = self._step_path(step)
-        with atomic_writer(path) as file, gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
+        path = self.step_path(step)
+        with atomic_writer(path) as file:
             for trajectory in trajectories:
                 line = _Line.model_construct(**dict(trajectory)).model_dump_json()
                 _Line.model_validate_json(line)  # fail now, not in the next reader
-                packed.write(line.encode() + b"\n")
+                file.write(packed(line.encode() + b"\n"))
+            if not trajectories:
+                file.write(packed(b""))
         return path
 
     def next_attempt(self, step: int) -> int:
         """Return the attempt of the next write of a step: 0, or one more than the stored one."""
-        if not self._step_path(step).exists():
+        if not self.step_path(step).exists():
             return 0
         return max((trajectory.attempt for trajectory in self.read([step])), default=0) + 1
 
@@ -170,7 +168,7 @@ class TrajectoryStore:
             remove_temporaries(folder)
         for step in self.steps():
             if step > done:
-                self._step_path(step).unlink()
+                self.step_path(step).unlink()
         sync(self.folder)
 
     def steps(self) -> list[int]:
@@ -188,7 +186,7 @@ class TrajectoryStore:
         read) without its digest.
         """
         for step in self.steps() if steps is None else steps:
-            yield from self._read_step(self._step_path(step), step, tokens)
+            yield from self._read_step(self.step_path(step), step, tokens)
 
     def _read_step(self, path: Path, step: int, tokens: bool) -> Iterator[Trajectory]:
         number = 0
@@ -201,12 +199,29 @@ class TrajectoryStore:
                     yield self._trajectory(line, step, tokens)
         except ValidationError as error:
             problem = describe_validation_error(error, "line")
-            raise UserError(f"{path}, line {number}: {problem}. {_HINT}") from None
+            raise UserError(f"{path}, line {number}: {problem}. {self._hint()}") from None
         except _UnexpectedLine as error:
-            raise UserError(f"{path}, line {number}: {error}. {_HINT}") from None
+            raise UserError(f"{path}, line {number}: {error}. {self._hint()}") from None
         except (OSError, EOFError, zlib.error) as error:
             reason = error.strerror if isinstance(error, OSError) else None
-            raise UserError(f"{path}: cannot be read: {reason or error}. {_HINT}") from None
+            raise UserError(f"{path}: cannot be read: {reason or error}. {self._hint()}") from None
+
+    def line_error(self, line: bytes, step: int) -> str | None:
+        """Return why a line of a step cannot be read; None if it can."""
+        try:
+            self._trajectory(line, step, tokens=True)
+        except ValidationError as error:
+            return describe_validation_error(error, "line")
+        except _UnexpectedLine as error:
+            return str(error)
+        return None
+
+    def _hint(self) -> str:
+        """Return the advice for a step file that cannot be read."""
+        return (
+            f"Run `python -m trainer search salvage {self.folder.parent}`, which keeps all lines "
+            "that can be read, or restore the file from a copy"
+        )
 
     def _trajectory(self, line: bytes, step: int, tokens: bool) -> Trajectory:
         row = _Line.model_validate_json(line if tokens else _without_tokens(line))
@@ -237,8 +252,14 @@ class TrajectoryStore:
                 if sha256 not in self._stored_hashes and not self._image_path(sha256).is_file():
                     raise ValueError(f"{trajectory.trajectory_id}: image {sha256} is not stored")
 
-    def _step_path(self, step: int) -> Path:
+    def step_path(self, step: int) -> Path:
+        """Return the path of a step's file."""
         return self.folder / f"step-{step:06d}.jsonl.gz"
+
+
+def packed(line: bytes) -> bytes:
+    """Return a line as a gzip member of its own: many in a row are a gzip file, too."""
+    return gzip.compress(line, 3, mtime=0)
 
 
 def _without_tokens(line: bytes) -> bytes:

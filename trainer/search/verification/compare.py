@@ -209,29 +209,29 @@ async def _compared(
 ) -> Verified:
     """Return the result with its agreements. opinions: the valid ones."""
 
-    async def agree(answer: str, reference: str) -> Agreement:
-        if same_text(answer, reference):
+    async def agree(answer: str, *references: str) -> Agreement:
+        if any(same_text(answer, reference) for reference in references):
             return "yes"
-        score = await asking.score(question.question, answer, reference)
+        score = await asking.score(question.question, answer, references)
         if score is None:
             raise _Unjudged
         if score >= SUCCESS:
             return "yes"
-        return "form" if same_but_form(answer, reference) else "no"
+        return "form" if any(same_but_form(answer, text) for text in references) else "no"
 
-    async def agreement(answers: Sequence[str], reference: str) -> Agreement:
+    async def agreement(answers: Sequence[str], *references: str) -> Agreement:
         distinct = list(dict.fromkeys(answers))
-        levels = await _all([agree(answer, reference) for answer in distinct])
+        levels = await _all([agree(answer, *references) for answer in distinct])
         level_by_answer = dict(zip(distinct, levels, strict=True))
         return most_agree([level_by_answer[answer] for answer in answers])
 
     answers = [item for item in verified.answers if item is not None]
-    reference = question.reference_answer
+    references = question.reference_answers
     try:
         groups = await _grouped([item for item in opinions if item.sure], agree)
         sizes = [len(group) for group in groups]
         stance = stance_of(sizes, sum(not item.sure for item in opinions), consensus)
-        generator = await agreement(answers, reference)
+        generator = await agreement(answers, *references)
         if stance != "sure":
             compared, chosen = Compared(stance, generator), None
         else:
@@ -239,7 +239,7 @@ async def _compared(
             compared = Compared(
                 stance,
                 generator,
-                await agree(chosen.answer, reference),
+                await agree(chosen.answer, *references),
                 await agreement(answers, chosen.answer),
             )
     except _Unjudged:
@@ -271,7 +271,7 @@ def estimate_lines(
     num_verdicts = num_opinions * (num_opinions - 1) // 2 + 1 + 2 * num_answers
     calls: dict[str, list[ApiUsage]] = {VERIFIER: [], "generator": [], "judge": []}
     for question in questions:
-        text, reference = question.question, question.reference_answer
+        text, reference = question.question, question.reference_text
         num_images = len(question.gold)
         words = verifier_words(verifier, text)
         calls[VERIFIER].append(max_usage(verifier, words, num_images, num_opinions))

@@ -85,7 +85,7 @@ def _stats(
         "verifier_reference": compared.verifier_reference if compared else None,
         "generator_reference": compared.generator_reference if compared else None,
         "generator_verifier": compared.generator_verifier if compared else None,
-        "reference": prompt.question.reference_answer,
+        "reference": prompt.question.reference_text,
         "verifier": chosen.answer if chosen else None,
         "evidence": [f"{gold[number - 1]}: {quote}" for number, quote in evidence],
         "quotes": [

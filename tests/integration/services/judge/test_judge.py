@@ -76,7 +76,7 @@ def test_rules_call_themselves_rules_and_need_no_llm(rules_url):
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        (GOOD | {"task": "poetry"}, "there are answer_correctness"),
+        (GOOD | {"task": "poetry"}, "there are answer_any_of, answer_correctness"),
         ({k: v for k, v in GOOD.items() if k != "candidate"}, "candidate: the rubric wants it"),
         (GOOD | {"extra": "x"}, "unknown text. The rubric has"),
         (GOOD | {"source_lang": "Elbonian"}, "source_lang"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from services.judge.answers import judge_answer, normalized, quantity
+from scorekit.errors import SampleError
+from services.judge.answers import judge_answer, judge_any_of, normalized, quantity
 
 
 def score(answer: str, reference: str) -> float:
@@ -95,3 +98,54 @@ def test_no_text_takes_long_or_fails():
         normalized(text)
         quantity(text)
         assert score(text, "1") in (0.0, 1.0)
+
+
+def any_of(answer: str, references: object) -> float | None:
+    texts = {"query": "q", "answer": answer, "references": json.dumps(references)}
+    outcome = judge_any_of(texts)
+    return None if isinstance(outcome, SampleError) else outcome["score"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "references"),
+    [
+        ("24,000,000", ["twenty-four", "24 million"]),
+        ("10 %, white", [["White", "10%"]]),
+        ("White and 10 percent", [["10%", "White"]]),
+        ("['Circle', 'Rectangle']", ["shapes", ["Rectangle", "Circle"]]),
+        ("1,200 and 3,400", [["1200", "3400"]]),
+        ("서울 및 부산", [["부산", "서울"]]),
+        (
+            "Monitoring of landslides and earthquakes; sericulture",
+            [["Sericulture", "Monitoring of landslides and earthquakes"]],
+        ),
+        ("x, x", [["x", "x"]]),
+    ],
+)
+def test_an_answer_is_right_if_any_reference_matches_in_any_order(answer, references):
+    assert any_of(answer, references) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "references"),
+    [
+        ("25 million", ["24 million", "24"]),
+        ("White", [["White", "10%"]]),
+        ("White, 10%, red", [["White", "10%"]]),
+        ("White, White", [["White", "10%"]]),
+        ("x", [["x", "x"]]),
+        ("", [["White"]]),
+    ],
+)
+def test_an_answer_with_other_or_missing_parts_is_wrong(answer, references):
+    assert any_of(answer, references) == 0.0
+
+
+@pytest.mark.parametrize("references", [[], "24", {"a": 1}, [1], [[]], [["a", 1]], [[["a"]]]])
+def test_references_in_another_form_are_refused(references):
+    assert any_of("24", references) is None
+
+
+def test_references_that_are_no_json_are_refused():
+    texts = {"query": "q", "answer": "a", "references": "[" * 100_000}
+    assert isinstance(judge_any_of(texts), SampleError)

@@ -31,7 +31,8 @@ def load(folder, **changes):
 
 def test_the_built_in_rubrics_are_the_seeds():
     rubrics = load_rubrics()
-    assert set(rubrics) == {"translation_filter", "answer_correctness", "answer_grounded"}
+    answer_tasks = {"answer_correctness", "answer_any_of", "answer_grounded"}
+    assert set(rubrics) == {"translation_filter", *answer_tasks}
     assert [name for name, rubric in rubrics.items() if rubric.images] == ["answer_grounded"]
     translation_rubric = rubrics["translation_filter"]
     assert (translation_rubric.temperature, translation_rubric.max_tokens) == (0.0, 128)

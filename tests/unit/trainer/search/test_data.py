@@ -11,6 +11,7 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.search.config_data import SearchData
+from trainer.search.curation.dataset import question_row
 from trainer.search.data import (
     check_gold,
     gold_pages,
@@ -18,7 +19,7 @@ from trainer.search.data import (
     in_both,
     load_questions,
 )
-from trainer.search.records import Question
+from trainer.search.records import Question, answer_parts
 
 ROW = {
     "id": "q1",
@@ -182,3 +183,50 @@ def test_what_is_held_out_and_learned_from_all_the_same_is_told():
     assert "1 of 3 questions stand in data.train, too (first c)" in warning
     assert "1 of 3 questions are on documents of data.train (first 'sales_2024')" in warning
     assert in_both("data.eval", train, [new]) == ""
+
+
+def test_a_question_has_several_right_answers_of_text_numbers_and_lists(tmp_path):
+    answers = ["24 million", 24000000, 18.5, ["White", "10%"], "24 million"]
+    first, second, third = load(
+        tmp_path,
+        ROW | {"reference_answers": answers},
+        {**ROW, "id": "b", "reference_answer": 7},
+        {"id": "c", "question": "Which?", "reference_answers": '[["a", "b"], "b and a"]'},
+    )
+    assert first.reference_answer == "24 million"
+    assert first.other_answers == ("24000000", "18.5", '["White", "10%"]')
+    assert [answer_parts(answer) for answer in first.reference_answers[2:]] == [
+        None,
+        ["White", "10%"],
+    ]
+    assert first.reference_text == '24 million | 24000000 | 18.5 | ["White", "10%"]'
+    assert second.reference_answers == ("7",)
+    assert third.reference_answers == ('["a", "b"]', "b and a")
+
+
+@pytest.mark.parametrize(
+    ("cells", "problem"),
+    [
+        ({"reference_answer": ["a", "b"]}, "Put several right answers into reference_answers"),
+        ({"reference_answers": ["a", " "]}, "reference_answers: an answer in it is empty"),
+        ({"reference_answers": [["a", ""]]}, "a part of the answer is empty"),
+        ({"reference_answers": [True]}, "expected a text, not bool"),
+        ({"reference_answers": "[1,"}, "reference_answers: not JSON"),
+        ({"gold_pages": ["a_1"]}, "gold_pages and reference_page both name gold pages"),
+        ({"gold_pages": [3], "reference_page": None}, "expected a list of page ids"),
+    ],
+)
+def test_answers_and_pages_that_cannot_be_read_are_refused(tmp_path, cells, problem):
+    assert problem in refused(tmp_path, ROW | cells)
+
+
+def test_gold_pages_of_several_documents_are_named_by_their_ids(tmp_path):
+    row = {"question": "Which?", "reference_answer": "x", "gold_pages": ["a_1", "인구_2", "a_1"]}
+    (question,) = load(tmp_path, row)
+    assert question.gold == ("a_1", "인구_2")
+    assert load(tmp_path, question_row(question)) == [question]
+
+
+def test_a_stored_question_without_further_answers_is_read(tmp_path):
+    stored = '{"id": "q", "question": "Who?", "reference_answer": "Kim", "gold": ["a_1"]}'
+    assert Question.model_validate_json(stored).reference_answers == ("Kim",)

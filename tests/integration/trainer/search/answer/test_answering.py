@@ -277,3 +277,23 @@ def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
     assert (done.answer.charge.completion_tokens, totals.money) == (64, 64.0)
     with pytest.raises(BudgetExceeded):
         finished(served, tmp_path, episode("deck_2"), money=money, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("answer", "other_answers", "score"),
+    [
+        ("12 percent", ("about an eighth", "12 %"), 1.0),
+        ("12 percent", ('["12 %", "White"]',), 0.0),
+        ("White and 12 percent", ('["12 %", "White"]',), 1.0),
+    ],
+)
+def test_an_answer_is_right_if_it_equals_any_of_the_right_ones(
+    served, fake, tmp_path, answer, other_answers, score
+):
+    fake.respond = lambda body, seed: answer
+    trajectory = episode("deck_1", reference="13 %")
+    question = trajectory.question.model_copy(update={"other_answers": other_answers})
+    trajectory = trajectory.model_copy(update={"question": question})
+    (done,), _, stats = finished(served, tmp_path, trajectory)
+    assert (done.judged.status, done.judged.score) == ("ok", score)
+    assert stats["answers/judged_ok"] == 1

@@ -264,3 +264,33 @@ def test_a_verdict_that_is_out_of_all_bounds_is_none(served, judge_llm, tmp_path
         (done,), spent = finish(served[2], tmp_path, episode("d_1"), judge=judge)
     assert (done.judged.status, done.judged.score) == ("failed", None)
     assert spent["judge"].calls == 0
+
+
+def test_the_judge_sees_all_right_answers_of_a_question_in_one_call(served, judge_llm, tmp_path):
+    trajectory = episode("d_1")
+    question = trajectory.question.model_copy(update={"other_answers": ("an eighth", '["a", "b"]')})
+    (done,), _ = finish(
+        served[2],
+        tmp_path,
+        trajectory.model_copy(update={"question": question}),
+        judge={"grounded": False},
+    )
+    assert done.judged.score == 1.0
+    (request,) = judge_llm.requests
+    assert '["12 %", "an eighth", ["a", "b"]]' in request.body["messages"][1]["content"]
+
+
+def test_a_judge_without_the_task_for_several_answers_ends_the_run(served, judge_llm, tmp_path):
+    trajectory = episode("d_1")
+    question = trajectory.question.model_copy(update={"other_answers": ("an eighth",)})
+    trajectory = trajectory.model_copy(update={"question": question})
+    older = FastAPI()
+
+    @older.get("/v1/info")
+    async def info() -> Response:
+        body = httpx.get(f"{served[2]['judge']['url']}/v1/info").json()
+        del body["tasks"]["answer_any_of"]
+        return Response(json.dumps(body), media_type="application/json")
+
+    with running_app(older) as url, pytest.raises(UserError, match="has no task answer_any_of"):
+        finish(served[2], tmp_path, trajectory, judge={"grounded": False, "url": url})

@@ -344,3 +344,19 @@ def test_the_generator_may_not_verify_itself(servers, tmp_path):
 def test_without_runs_or_questions_it_says_what_to_name(servers, tmp_path):
     result = run(*servers.flags, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "Name a run (--run FOLDER)" in result.output
+
+
+def test_a_reference_counts_if_any_of_the_right_answers_does(servers, tmp_path):
+    """Check that a verifier's 15 confirms a question whose right answers are 12 euros or 15."""
+    (question,) = (question for question in questions() if question.id == "gt")
+    data = write_rows(
+        tmp_path / "data.jsonl", [question.model_copy(update={"other_answers": ("fifteen", "15")})]
+    )
+    result = run(*servers.flags, "--set", f"data.train={data}", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    row = decided(tmp_path / "out")["gt"]
+    assert (row["class"], row["reference"]) == ("OK", "12 euros | fifteen | 15")
+    (kept_row,) = kept_rows(tmp_path / "out")
+    assert kept_row["reference_answers"] == ["12 euros", "fifteen", "15"]
+    for page in ("worksheet.html", "worksheet.csv", "report.html"):
+        assert "12 euros | fifteen | 15" in (tmp_path / "out" / page).read_text("utf-8"), page

@@ -202,7 +202,7 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
         path.write_bytes(content)
         for tokens in (True, False):
             with pytest.raises(
-                UserError, match=r"step-000001\.jsonl\.gz: cannot be read: .*delete it: `c"
+                UserError, match=r"step-000001\.jsonl\.gz: cannot be read: .*search salvage"
             ):
                 list(store.read(tokens=tokens))
 

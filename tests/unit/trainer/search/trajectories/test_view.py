@@ -98,7 +98,11 @@ def test_the_page_is_one_file_that_fetches_and_runs_nothing(
     episode: Trajectory, images: dict, tmp_path: Path
 ) -> None:
     question = episode.question.model_copy(
-        update={"question": HOSTILE, "reference_answer": HOSTILE}
+        update={
+            "question": HOSTILE,
+            "reference_answer": HOSTILE,
+            "other_answers": ("the other answer",),
+        }
     )
     hostile = judged(episode, 1.0).model_copy(update={"question": question, "policy": HOSTILE})
     hostile.turns[0].text = hostile.turns[0].query = hostile.turns[0].observation = HOSTILE
@@ -106,7 +110,7 @@ def test_the_page_is_one_file_that_fetches_and_runs_nothing(
     write_episodes(path, [hostile, judged(episode, 0.0)], images.__getitem__, title=HOSTILE)
     page = path.read_text("utf-8")
     assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "| the other answer<" in page
     assert not re.search(r"""(src|href)\s*=|url\((?!data:)|@import""", page)
     assert page.count("url(data:image/webp") == len(images), "each picture once"
 

@@ -1,0 +1,1 @@
+"""Importers of published datasets: questions, gold pages and page files in the project's form."""

@@ -1,0 +1,125 @@
+"""Import ViDoSeek: questions about PDFs, and SlideVQA in the same form.
+
+Schema: README of Alibaba-NLP/ViDoRAG on GitHub, commit c42b6dd63dcc05b502c0900b4aa4c6af31441c73
+(read there). That the file has the rows under the key `examples`, beside
+`vidoseek_pdf_document.zip`, is second-hand: from public loaders of Qiuchen-Wang/ViDoSeek (before:
+autumncc/ViDoSeek) on the Hugging Face hub at e91a92ba5f38690696c7e66be5c5474b54c6e791. Pages count
+from 1. Licence: Apache-2.0, as the dataset card says (second-hand).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from trainer.runs.readers import read_rows
+from trainer.search.data import reference_answers
+from trainer.search.importers.page_folder import PageFolder
+from trainer.search.importers.pdf_files import PdfFiles
+from trainer.search.importers.published import (
+    ImportOptions,
+    Published,
+    PublishedQuestion,
+    Rejected,
+    check_keys,
+    chosen_splits,
+    document_name,
+    id_of,
+    label_of,
+    objects,
+    pages_of,
+    text_of,
+    usable,
+)
+
+#: The only split: the file names none, and the dataset is a benchmark.
+SPLIT = "test"
+_KEYS = ("uid", "query", "reference_answer", "meta_info")
+_META = ("file_name", "reference_page")
+_OPTIONAL_META = ("source_type", "query_type")
+
+
+class ViDoSeek:
+    """Reads `vidoseek.json` (or a file that is named) and PDFs in a zip or a folder."""
+
+    published = Published(
+        schema="https://github.com/Alibaba-NLP/ViDoRAG, README at c42b6dd; files of "
+        "https://huggingface.co/datasets/Qiuchen-Wang/ViDoSeek at e91a92b (second-hand)",
+        licence="Apache-2.0 (dataset card, second-hand)",
+        has_text=True,
+    )
+
+    def __init__(self, options: ImportOptions) -> None:
+        self.options = options
+        self.rejected = Rejected()
+        source = options.source
+        self.files = [source if source.is_file() else source / "vidoseek.json"]
+        self._pdfs = PdfFiles(options.images or _pdf_path(source))
+
+    def questions(self) -> list[PublishedQuestion]:
+        """Return the questions. Raises UserError."""
+        (path,) = self.files
+        chosen_splits({SPLIT: [path]}, self.options)
+        rows = objects(_rows(path), _KEYS, ())
+        return usable(rows, _question, self.rejected, SPLIT)
+
+    def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
+        """Write all PDFs."""
+        for _ in self._pdfs.write(pages):
+            step(1)
+
+    def num_steps(self) -> int:
+        """Return the number of PDFs."""
+        return len(self._pdfs)
+
+
+def _pdf_path(source: Path) -> Path:
+    """Return the only zip file beside the questions; without one, their folder."""
+    folder = source.parent if source.is_file() else source
+    archives = sorted(folder.glob("*.zip"))
+    if len(archives) > 1:
+        names = ", ".join(path.name for path in archives)
+        raise UserError(f"{folder}: has {names}. Name the one with the PDFs with --images")
+    return archives[0] if archives else folder
+
+
+def _rows(path: Path) -> list[tuple[str, Any]]:
+    """Return (position, row) of a JSON object with `examples`, a JSON array, or JSON lines."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text. Save the file as UTF-8") from None
+    except (ValueError, RecursionError):
+        return list(read_rows(str(path)))  # JSON lines, or an error with the line
+    if isinstance(content, dict) and "uid" not in content:
+        check_keys(content, ("examples",), (), str(path))
+        content = content["examples"]
+    rows = content if isinstance(content, list) else [content]
+    return [(f"{path} entry {number}", row) for number, row in enumerate(rows, 1)]
+
+
+def _question(row: Mapping[str, Any], position: str) -> PublishedQuestion:
+    meta = row["meta_info"]
+    if not isinstance(meta, Mapping):
+        raise UserError(f"{position}: meta_info: expected an object of fields")
+    check_keys(meta, _META, _OPTIONAL_META, f"{position}: meta_info")
+    answers = reference_answers(
+        ("reference_answer", row["reference_answer"]), ("reference_answers", None), position
+    )
+    if not answers:
+        raise UserError(f"{position}: reference_answer: empty")
+    document = document_name(text_of(meta, "file_name", position), position, "file_name")
+    return PublishedQuestion(
+        position=position,
+        split=SPLIT,
+        id=id_of(row, "uid", position),
+        question=text_of(row, "query", position),
+        answers=answers,
+        gold=tuple((document, page) for page in pages_of(meta, "reference_page", position)),
+        question_type=label_of(meta, "query_type", position),
+    )
