@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -89,6 +89,9 @@ class SearchTools:
     save_image: is called with the hash and the PNG of each image before a record refers to it.
     Rendered pages are cached between calls. A page is fetched and rendered once for all that wait
     for it; an error goes to all of them and is not cached.
+
+    original_pixels: max area of the originals, which are for the generator and are saved with the
+    images; None: there are none.
     """
 
     def __init__(
@@ -96,10 +99,13 @@ class SearchTools:
         pages: PageSource,
         cfg: EpisodeConfig,
         save_image: Callable[[str, bytes], None],
+        original_pixels: int | None = None,
     ) -> None:
         self._pages, self._cfg = pages, cfg
-        self._save_image = save_image
+        self._save_image, self._original_pixels = save_image, original_pixels
         self._stored: set[str] = set()
+        #: Hash -> PNG. The cache of views would hold these large images for the whole run.
+        self._unsaved_originals: dict[str, bytes] = {}
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
         self._page = lru_cache(_CACHE_SIZE)(pages.page)
         self._pending_views: dict[str, Future[_Rendered]] = {}
@@ -127,10 +133,12 @@ class SearchTools:
     def save_images(self, result: ToolResult) -> None:
         """Save the images of a result that are not saved yet. Only one thread calls this."""
         for image in result.images:
-            name = image.view.image
-            if name not in self._stored:
-                self._save_image(name, image.png)
-                self._stored.add(name)
+            original = image.view.original or ""
+            original_image = self._unsaved_originals.pop(original, None)
+            for name, png in ((image.view.image, image.png), (original, original_image)):
+                if png is not None and name not in self._stored:
+                    self._save_image(name, png)
+                    self._stored.add(name)
 
     def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
         (answer,) = self._pages.search([query], top_k=self._cfg.top_k)
@@ -203,8 +211,8 @@ class SearchTools:
     def _show(self, page_id: str) -> _Rendered:
         image = self._pages.image(page_id)
         with self._rendering:
-            page = page_view(page_id, image, self._cfg.sight)
-        return _Rendered(page, self._lines(page.view))
+            page = page_view(page_id, image, self._cfg.sight, self._original_pixels)
+        return self._rendered(page)
 
     def _cut(self, call: ToolCall) -> _Got:
         assert isinstance(call.action, Crop)
@@ -213,12 +221,20 @@ class SearchTools:
         try:
             image = self._pages.image(call.last.page_id)
             with self._rendering:
-                crop = crop_view(call.last, call.action.box, image, self._cfg.sight)
-            if isinstance(crop, CropFailure):
-                return crop
-            return _Rendered(crop, self._lines(crop.view))
+                crop = crop_view(
+                    call.last, call.action.box, image, self._cfg.sight, self._original_pixels
+                )
+            return crop if isinstance(crop, CropFailure) else self._rendered(crop)
         except (RequestError, ImageError) as error:
             return _failure(error)
+
+    def _rendered(self, shown: ShownImage) -> _Rendered:
+        original = shown.view.original
+        if shown.original is not None and original is not None:
+            if original not in self._stored:
+                self._unsaved_originals[original] = shown.original
+            shown = replace(shown, original=None)
+        return _Rendered(shown, self._lines(shown.view))
 
     def _lines(self, view: ImageView) -> tuple[str, ...]:
         if self._cfg.observation == "image":

@@ -10,7 +10,7 @@ from trainer.search.answer.evidence import evidence
 
 
 def evidence_names(*names: str, max_images: int = 8, crop_slots: int = 3) -> list[str]:
-    images = evidence(episode(*names), max_images, crop_slots)
+    images = [view.image for view in evidence(episode(*names), max_images, crop_slots)]
     name_by_image = {image_hash(name): name for name in names}
     return [name_by_image[image] for image in images]
 
