@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,9 +22,12 @@ from testing.openai_server import FakeOpenAI
 NAME = "demo-searcher"
 
 
-def searcher() -> FakeOpenAI:
-    """Return the server. It knows the layout of the corpus pages, and nothing else."""
-    reader = Reader()
+def searcher(*corpora: Path) -> FakeOpenAI:
+    """Return the server. It knows the layout of the pages, and nothing else.
+
+    corpora: defaults to the demo's corpus.
+    """
+    reader = Reader(*corpora)
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
         replies = [m["content"] for m in body["messages"] if m["role"] == "assistant"]

@@ -21,9 +21,9 @@ WITHOUT_IMAGES = (
     "You answer questions about documents that you cannot see. Answer from what you know, as "
     "briefly as the question allows, with the answer and nothing else. If you do not know, say so."
 )
-#: Default budget of an original: 1,536 patches of 32 x 32 pixels, of which Qwen3-VL makes as many
-#: tokens, and the most that OpenAI's small models take before they scale an image down. Qwen2.5-VL
-#: (28 x 28) makes at most 2,006 of it.
+#: Default budget of an original: 1,536 patches of 32 x 32 pixels. Qwen3-VL makes as many tokens of
+#: it, Qwen2.5-VL (28 x 28) about 2,050, and it is the most that OpenAI's small models take before
+#: they scale an image down.
 MAX_PIXELS = 1536 * 32 * 32
 
 
