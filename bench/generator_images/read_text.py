@@ -1,6 +1,6 @@
 """Read the images of `python -m bench.generator_images` with an OCR model (PP-OCRv4).
 
-It tells the share of the numbers in small print that the model reads at their place. It runs in an
+It tells the share of the figures in small print that the model reads at their place. It runs in an
 environment of its own, since this project does not need the model:
 
     uv venv /tmp/ocr && uv pip install --python /tmp/ocr/bin/python rapidocr-onnxruntime
@@ -26,7 +26,7 @@ def main() -> None:
         num_read = sum(_is_read(item, lines) for item in row["texts"])
         counts[row["side"]] = [read + num_read, total + len(row["texts"])]
     for side, (read, total) in counts.items():
-        print(f"{side}: {read} of {total} numbers, {read / total:.1%}")
+        print(f"{side}: {read} of {total} figures, {read / total:.1%}")
     (folder / "read.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
@@ -51,13 +51,19 @@ def _lines(model: Any, path: Path, region: list[float]) -> list[tuple[list[float
 
 
 def _is_read(item: dict[str, Any], lines: list[tuple[list[float], str]]) -> bool:
-    """Return whether a line around the middle of a text contains it, blanks aside."""
+    """Return whether a line around the middle of a text contains its digits and marks.
+
+    Blanks do not count, and a comma is as good as a point.
+    """
     x, y = (item["box"][0] + item["box"][2]) / 2, (item["box"][1] + item["box"][3]) / 2
-    wanted = item["text"].replace(" ", "")
     return any(
-        box[0] <= x <= box[2] and box[1] <= y <= box[3] and wanted in text.replace(" ", "")
+        box[0] <= x <= box[2] and box[1] <= y <= box[3] and _plain(item["text"]) in _plain(text)
         for box, text in lines
     )
+
+
+def _plain(text: str) -> str:
+    return text.replace(" ", "").replace(",", ".")
 
 
 if __name__ == "__main__":
