@@ -87,28 +87,28 @@ def questions(quick: bool) -> Iterator[Measurement]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("answers*"):  # paid answers of an earlier run
         path.unlink()
-    asked = [
+    all_questions = [
         question
         for path in (TRAIN, HELDOUT, FINAL_TEST)
         for question in load_questions(str(path), SearchData())
     ]
-    asked = asked[::20] if quick else asked
+    all_questions = all_questions[::20] if quick else all_questions
     budgets = BUDGETS[1:2] if quick else BUDGETS
     quiet_logs()
     with _services(folder) as services:
-        yield from _cost(asked, services.pages)
-        small = [question for question in asked if question.question_type == SMALL_PRINT]
+        yield from _cost(all_questions, services.pages)
+        small = [question for question in all_questions if question.question_type == SMALL_PRINT]
         sizes = {f"original, {budget:,}": budget for budget in budgets}
         write_small_print(folder / "small_print", small, services.pages, sizes)
         for mode, budget in (("shown", MAX_PIXELS), *(("original", size) for size in budgets)):
             images: Images = {}
-            episodes = gold_episodes(asked, services.pages, budget, images)
+            episodes = gold_episodes(all_questions, services.pages, budget, images)
             yield from _compared("gold pages", mode, episodes, budget, images, services, folder)
-        yield from _searched(asked, services, folder, SEEDS[:1] if quick else SEEDS)
+        yield from _searched(all_questions, services, folder, SEEDS[:1] if quick else SEEDS)
 
 
 def _searched(
-    asked: Sequence[Question], services: Services, folder: Path, seeds: Sequence[int]
+    all_questions: Sequence[Question], services: Services, folder: Path, seeds: Sequence[int]
 ) -> Iterator[Measurement]:
     """Yield the measurements on episodes of the searcher, which both sides share."""
     images: Images = {}
@@ -116,7 +116,7 @@ def _searched(
         episode
         for seed in seeds
         for episode in searched_episodes(
-            asked, services.pages, services.policy, MAX_PIXELS, images, seed
+            all_questions, services.pages, services.policy, MAX_PIXELS, images, seed
         )
     ]
     for mode in ("shown", "original"):
@@ -159,12 +159,12 @@ def _compared(
         ("all questions", outcomes),
         (SMALL_PRINT, [o for o in outcomes if o.question.question_type == SMALL_PRINT]),
     ):
-        known = [outcome.right for outcome in part if outcome.right is not None]
+        verdicts = [outcome.right for outcome in part if outcome.right is not None]
         yield Measurement(
             f"{evidence}, {side}: answered right, {title}",
-            statistics.mean(known),
+            statistics.mean(verdicts),
             "",
-            details={"episodes": len(part), "with_a_verdict": len(known)},
+            details={"episodes": len(part), "with_a_verdict": len(verdicts)},
         )
     sent = [image for outcome in outcomes for image in outcome.images]
     yield Measurement(
@@ -209,9 +209,9 @@ def _tokens(png: bytes, sight: SightConfig) -> int:
     return width * height // sight.factor**2
 
 
-def _cost(asked: Sequence[Question], pages: Retriever) -> Iterator[Measurement]:
+def _cost(all_questions: Sequence[Question], pages: Retriever) -> Iterator[Measurement]:
     """Yield the bytes that a page takes in the store, and the time of its images."""
-    page_ids = list(dict.fromkeys(page for question in asked for page in question.gold))
+    page_ids = list(dict.fromkeys(page for question in all_questions for page in question.gold))
     sight, pngs = SightConfig(), [pages.image(page) for page in page_ids]
     views = [page_view("p", png, sight, MAX_PIXELS) for png in pngs]
     sizes = {

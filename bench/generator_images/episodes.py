@@ -8,7 +8,7 @@ from functools import partial
 
 from demo.search.policy import NAME as SEARCHER
 from scorekit.llm import LLMClient, Sampling
-from trainer.search.images.views import page_view
+from trainer.search.images.views import ShownImage, page_view
 from trainer.search.records import Question, Trajectory, Turn
 from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.episode import run_episodes
@@ -26,16 +26,18 @@ def gold_episodes(
 
     max_pixels: of the originals. images: gets all images.
     """
-    sight, shown = EpisodeConfig().sight, {}
+    sight = EpisodeConfig().sight
+    image_by_page: dict[str, ShownImage] = {}
     episodes = []
     for question in questions:
         for page in question.gold:
-            if page not in shown:
-                shown[page] = page_view(page, pages.image(page), sight, max_pixels)
-                images[shown[page].view.image] = shown[page].png
-                original = shown[page].view.original
-                images.setdefault(original or "", shown[page].original or shown[page].png)
-        views = [shown[page].view for page in question.gold]
+            if page not in image_by_page:
+                image = page_view(page, pages.image(page), sight, max_pixels)
+                images[image.view.image] = image.png
+                if image.original is not None and image.view.original is not None:
+                    images[image.view.original] = image.original
+                image_by_page[page] = image
+        views = [image_by_page[page].view for page in question.gold]
         turn = Turn(number=1, text="", action="search", views=views)
         episodes.append(_episode(question, [turn]))
     return episodes

@@ -22,11 +22,11 @@ def main() -> None:
     counts: dict[str, list[int]] = {}
     for row in json.loads((folder / "images.json").read_text(encoding="utf-8")):
         lines = _lines(model, folder / row["image"], row["region"])
-        read, total = counts.setdefault(row["side"], [0, 0])
-        num_read = sum(_is_read(item, lines) for item in row["texts"])
-        counts[row["side"]] = [read + num_read, total + len(row["texts"])]
-    for side, (read, total) in counts.items():
-        print(f"{side}: {read} of {total} figures, {read / total:.1%}")
+        count = counts.setdefault(row["side"], [0, 0])
+        count[0] += sum(_is_read(item, lines) for item in row["texts"])
+        count[1] += len(row["texts"])
+    for side, (num_read, total) in counts.items():
+        print(f"{side}: {num_read} of {total} figures, {num_read / total:.1%}")
     (folder / "read.json").write_text(json.dumps(counts), encoding="utf-8")
 
 
@@ -36,9 +36,9 @@ def _lines(model: Any, path: Path, region: list[float]) -> list[tuple[list[float
 
     with Image.open(path) as image:
         scale = (region[2] - region[0]) / image.width
-    found, _ = model(str(path))
+    results, _ = model(str(path))
     lines = []
-    for corners, text, _ in found or []:
+    for corners, text, _ in results or []:
         xs, ys = [x for x, _ in corners], [y for _, y in corners]
         box = [
             region[0] + min(xs) * scale,

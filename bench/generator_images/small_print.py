@@ -16,28 +16,28 @@ from trainer.search.rollout.tools import PageSource
 
 
 def write_small_print(
-    folder: Path, asked: Sequence[Question], pages: PageSource, budgets: Mapping[str, int]
+    folder: Path, small_questions: Sequence[Question], pages: PageSource, budgets: Mapping[str, int]
 ) -> None:
     """Write the pages of questions in all sizes, and images.json, which says what stands where.
 
-    asked: questions about small print. budgets: name -> pixels of an original.
+    small_questions: questions about small print. budgets: name -> pixels of an original.
     """
     folder.mkdir(parents=True, exist_ok=True)
     reader, sight = Reader(CORPUS, FINAL_CORPUS), SightConfig()
-    spots = _spots({question.question for question in asked})
+    spots = _spots({question.question for question in small_questions})
     rows = []
     for page_id, of_page in sorted(spots.items()):
         image = pages.image(page_id)
-        shown = page_view(page_id, image, sight)
-        pixels = _small_box(of_page, shown.view.width / WIDTH)
-        views = {"shown": shown, "shown, crop": crop_view(shown.view, pixels, image, sight)}
+        page = page_view(page_id, image, sight)
+        pixels = _small_box(of_page, page.view.width / WIDTH)
+        views = {"shown": page, "shown, crop": crop_view(page.view, pixels, image, sight)}
         for name, budget in budgets.items():
             views[name] = page_view(page_id, image, sight, budget)
         for name, view in views.items():
             assert isinstance(view, ShownImage)
             path = folder / f"{page_id} {name}.png".replace(", ", "-").replace(" ", "-")
             path.write_bytes(view.original or view.png)
-            region = [side * WIDTH / shown.view.page_width for side in view.view.region]
+            region = [side * WIDTH / page.view.page_width for side in view.view.region]
             texts = _texts(reader.pages[page_id], of_page)
             rows.append({"side": name, "image": path.name, "region": region, "texts": texts})
     (folder / "images.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")

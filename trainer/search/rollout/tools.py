@@ -228,13 +228,13 @@ class SearchTools:
         except (RequestError, ImageError) as error:
             return _failure(error)
 
-    def _rendered(self, shown: ShownImage) -> _Rendered:
-        original = shown.view.original
-        if shown.original is not None and original is not None:
+    def _rendered(self, image: ShownImage) -> _Rendered:
+        original = image.view.original
+        if image.original is not None and original is not None:
             if original not in self._stored:
-                self._unsaved_originals[original] = shown.original
-            shown = replace(shown, original=None)
-        return _Rendered(shown, self._lines(shown.view))
+                self._unsaved_originals[original] = image.original
+            image = replace(image, original=None)
+        return _Rendered(image, self._lines(image.view))
 
     def _lines(self, view: ImageView) -> tuple[str, ...]:
         if self._cfg.observation == "image":

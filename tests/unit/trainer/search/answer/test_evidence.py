@@ -72,8 +72,8 @@ def test_the_generator_gets_originals_or_exactly_what_the_policy_was_shown():
         seen.views[0].original = image_hash(name)
     originals = evidence_images(searched, GeneratorConfig())
     assert originals == [image_hash("page"), image_hash("part")]
-    shown = evidence_images(searched, GeneratorConfig(images="shown"))
-    assert shown == [image_hash("d_1"), image_hash("d_1/a")]
+    as_shown = evidence_images(searched, GeneratorConfig(images="shown"))
+    assert as_shown == [image_hash("d_1"), image_hash("d_1/a")]
 
 
 def test_an_episode_without_originals_is_refused_and_never_answered_from_smaller_images():
