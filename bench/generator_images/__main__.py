@@ -5,8 +5,8 @@ small print (letters of 5.5 points on a slide of 960 x 540). The evidence of bot
 the gold pages, or what the demo's searcher without weights was shown in one episode a question and
 seed, crops among them. Pages are rendered as the retriever does by default (144 dots an inch:
 1,920 x 1,080). The generator is the demo's, which is no model: it reads a text if its letters are
-at least 9 pixels high in an image. A judge by rules compares. `read_text.py` reads the same images
-with an OCR model.
+at least 9 pixels high in an image. It is told where an image stands on its page. A judge by rules
+compares. `read_text.py` reads the same images with an OCR model.
 
 Tokens are counted by the patches of Qwen2.5-VL (28 x 28 pixels a token) and of Qwen3-VL (32 x 32),
 over all images of a request. Bytes are those of PNG files in the store; each image is stored once.
@@ -31,7 +31,7 @@ from uuid import uuid4
 from PIL import Image
 
 from bench.common import WORK, Measurement, quiet_logs, run
-from bench.generator_images.episodes import Images, gold_episodes, searched_episodes
+from bench.generator_images.episodes import Images, PlacingReader, gold_episodes, searched_episodes
 from bench.generator_images.small_print import write_small_print
 from demo.search.answer_keys import FINAL_KEYS, KEYS
 from demo.search.answering import Answerer
@@ -69,6 +69,7 @@ class Services:
 
     pages: Retriever
     policy: str
+    reader: PlacingReader
     answering: Mapping[str, Any]
 
 
@@ -96,15 +97,15 @@ def questions(quick: bool) -> Iterator[Measurement]:
     budgets = BUDGETS[1:2] if quick else BUDGETS
     quiet_logs()
     with _services(folder) as services:
-        yield from _cost(all_questions, services.pages)
-        small = [question for question in all_questions if question.question_type == SMALL_PRINT]
-        sizes = {f"original, {budget:,}": budget for budget in budgets}
-        write_small_print(folder / "small_print", small, services.pages, sizes)
         for mode, budget in (("shown", MAX_PIXELS), *(("original", size) for size in budgets)):
             images: Images = {}
             episodes = gold_episodes(all_questions, services.pages, budget, images)
             yield from _compared("gold pages", mode, episodes, budget, images, services, folder)
         yield from _searched(all_questions, services, folder, SEEDS[:1] if quick else SEEDS)
+        yield from _cost(all_questions, services.pages)
+        small = [question for question in all_questions if question.question_type == SMALL_PRINT]
+        sizes = {f"original, {budget:,}": budget for budget in budgets}
+        write_small_print(folder / "small_print", small, services.pages, sizes)
 
 
 def _searched(
@@ -129,16 +130,17 @@ def _services(folder: Path) -> Iterator[Services]:
     if not (folder / "index").exists():
         ingest(folder / "index", CORPUS, FINAL_CORPUS)
     answerer = Answerer((CORPUS, FINAL_CORPUS), (KEYS, FINAL_KEYS))
+    reader = answerer.reader = PlacingReader(CORPUS, FINAL_CORPUS)
     index = str(folder / "index")
     with (
         running_service("retriever", folder, "--index", index) as retriever,
         running_service("judge", folder) as judge,
         serving(create_app(answerer=answerer)) as generator,
-        serving(searcher(CORPUS, FINAL_CORPUS).app) as policy,
+        serving(searcher(reader).app) as policy,
         Retriever(retriever) as pages,
     ):
         chat = {"base_url": f"{generator}/v1", "model": GENERATOR, "deadline_s": 3600.0}
-        yield Services(pages, policy, {"generator": chat, "judge": {"url": judge}})
+        yield Services(pages, policy, reader, {"generator": chat, "judge": {"url": judge}})
 
 
 def _compared(
@@ -154,6 +156,7 @@ def _compared(
     side = "shown" if mode == "shown" else f"original, at most {max_pixels:,} pixels"
     generator = {**services.answering["generator"], "images": mode, "max_pixels": max_pixels}
     cfg = AnsweringConfig.model_validate({**services.answering, "generator": generator})
+    services.reader.place(episodes, images)
     outcomes = asyncio.run(_outcomes(cfg, episodes, images, folder))
     for title, part in (
         ("all questions", outcomes),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,17 +21,17 @@ from testing.openai_server import FakeOpenAI
 NAME = "demo-searcher"
 
 
-def searcher(*corpora: Path) -> FakeOpenAI:
+def searcher(reader: Reader | None = None) -> FakeOpenAI:
     """Return the server. It knows the layout of the pages, and nothing else.
 
-    corpora: defaults to the demo's corpus.
+    reader: of other pages than the demo's corpus.
     """
-    reader = Reader(*corpora)
+    pages = reader or Reader()
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
         replies = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
         state = hashlib.sha256(repr((seed, replies)).encode()).digest()
-        return next_turn(body["messages"], reader, random.Random(state))
+        return next_turn(body["messages"], pages, random.Random(state))
 
     return FakeOpenAI(model=NAME, respond=respond, records=False)
 
