@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -78,6 +78,10 @@ class ImageView(Record):
     page_height: int
     image: str
     original: str | None = None
+
+    def is_among(self, images: Collection[str]) -> bool:
+        """Return whether its image, as shown or original, is one of these (SHA-256)."""
+        return self.image in images or self.original in images
 
 
 class Turn(Record):
