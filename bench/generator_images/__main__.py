@@ -156,7 +156,7 @@ def _compared(
     side = "shown" if mode == "shown" else f"original, at most {max_pixels:,} pixels"
     generator = {**services.answering["generator"], "images": mode, "max_pixels": max_pixels}
     cfg = AnsweringConfig.model_validate({**services.answering, "generator": generator})
-    services.reader.place(episodes, images)
+    services.reader.note_places(episodes, images)
     outcomes = asyncio.run(_outcomes(cfg, episodes, images, folder))
     for title, part in (
         ("all questions", outcomes),

@@ -35,7 +35,7 @@ class PlacingReader(Reader):
         super().__init__(*corpora)
         self._sights: dict[bytes, Sight] = {}
 
-    def place(self, episodes: Iterable[Trajectory], images: Images) -> None:
+    def note_places(self, episodes: Iterable[Trajectory], images: Images) -> None:
         """Note the places of all images of episodes."""
         for view in (view for t in episodes for turn in t.turns for view in turn.views):
             points = WIDTH / view.page_width
