@@ -1,1 +1,1 @@
-"""Measures what the generator answers from originals and from images as shown, and what both cost."""
+"""Measures what the generator answers from originals and from images as shown, and the cost."""
