@@ -21,14 +21,17 @@ from testing.openai_server import FakeOpenAI
 NAME = "demo-searcher"
 
 
-def searcher() -> FakeOpenAI:
-    """Return the server. It knows the layout of the corpus pages, and nothing else."""
-    reader = Reader()
+def searcher(reader: Reader | None = None) -> FakeOpenAI:
+    """Return the server. It knows the layout of the pages, and nothing else.
+
+    reader: of other pages than the demo's corpus.
+    """
+    pages = reader or Reader()
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
         replies = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
         state = hashlib.sha256(repr((seed, replies)).encode()).digest()
-        return next_turn(body["messages"], reader, random.Random(state))
+        return next_turn(body["messages"], pages, random.Random(state))
 
     return FakeOpenAI(model=NAME, respond=respond, records=False)
 

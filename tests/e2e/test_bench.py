@@ -28,6 +28,7 @@ BENCHES = {
         "rewards",
     ),
     "bench.filters": ("filters",),
+    "bench.generator_images": ("generator_images",),
     "bench.judge_upstream": ("judge_upstream",),
     "bench.curation": ("curation",),
     "bench.llm_client": ("llm_client",),

@@ -192,6 +192,14 @@ class MiscConfig(OneProcessConfig, MachineConfig):
 class KeptConfig(Config):
     """The config of a run that is logged, saved and resumed, with any kind of loop."""
 
+    @classmethod
+    def of_run(cls, recorded: Mapping[str, Any]) -> Self:
+        """Return the recorded config of a run.
+
+        A task adds what earlier versions did where a key is missing, if that is not its default.
+        """
+        return cls.model_validate(recorded)
+
     if TYPE_CHECKING:  # a task declares its sections, in the order of its file
         data: Any
         policy: PolicyConfig
@@ -276,7 +284,7 @@ def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
 
     Raises UserError if a difference changes the results.
     """
-    then = dict(_flat(cfg.model_validate(original).model_dump(mode="json")))
+    then = dict(_flat(cfg.of_run(original).model_dump(mode="json")))
     now = dict(_flat(cfg.model_dump(mode="json")))
     changed_keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
     descriptions = {

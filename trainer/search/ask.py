@@ -67,6 +67,7 @@ def ask(
             save_image=stores[0].save_image,
             run=run,
             step=1,
+            original_pixels=cfg.original_pixels,
         )
         group_by_id = {"1-0-0": question.id}
         (final,) = services.stream.collect(1, group_by_id, cfg.rollout.deadline_s).values()

@@ -263,10 +263,15 @@ def _generator(cfg: SearchConfig) -> tuple[None, str]:
 
     asyncio.run(check_server())
     effort = f", effort {generator.effort}" if generator.effort else ""
+    size = (
+        f"originals of up to {generator.max_pixels:,} pixels"
+        if generator.images == "original"
+        else "images as shown to the policy"
+    )
     return (
         None,
-        f"{generator.base_url}: {generator.model}{effort}, "
-        f"{generator.max_output_tokens} tokens an answer",
+        f"{generator.base_url}: {generator.model}{effort}, {generator.max_output_tokens} tokens an "
+        f"answer; up to {generator.max_images} {size}",
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -117,6 +118,20 @@ class SearchConfig(RunConfig):
                 "or generation.engine to generate"
             )
         return self
+
+    @classmethod
+    def of_run(cls, recorded: Mapping[str, Any]) -> SearchConfig:
+        """Return the recorded config; earlier versions always sent the images as shown."""
+        answering = dict(recorded.get("answering") or {})
+        answering["generator"] = {"images": "shown"} | (answering.get("generator") or {})
+        return cls.model_validate({**recorded, "answering": answering})
+
+    @property
+    def original_pixels(self) -> int | None:
+        """Return the max area of the originals that are stored; None if nobody needs them."""
+        generator = self.answering.generator
+        needs_originals = self.reward.weights["judge"] and generator.images == "original"
+        return generator.max_pixels if needs_originals else None
 
     @property
     def sources(self) -> dict[str, str | None]:

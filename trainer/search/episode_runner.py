@@ -45,7 +45,9 @@ class EpisodeRunner:
         self.cfg, self.stream, self.store, self.world = cfg, stream, store, world
         self._should_stop = should_stop
         self._retriever = WatchedRetriever(retriever, should_stop, tolerates_outage)
-        self._tools = SearchTools(self._retriever, cfg.episode, store.save_image)
+        self._tools = SearchTools(
+            self._retriever, cfg.episode, store.save_image, cfg.original_pixels
+        )
 
     def run(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -91,7 +91,8 @@ class ImageView(Record):
 
     width, height: in pixels. region: the visible part of the page, in pixels of the page's full
     image of page_width x page_height, also for a crop of a crop. image: SHA-256 of the PNG, which
-    is its key in the store.
+    is its key in the store. original: that of the region at the page's own resolution, for the
+    generator; `image` if it shows no less; None if the run stores no originals.
     """
 
     kind: Literal["page", "crop"]
@@ -102,6 +103,11 @@ class ImageView(Record):
     page_width: int
     page_height: int
     image: str
+    original: str | None = None
+
+    def is_among(self, images: Collection[str]) -> bool:
+        """Return whether its image, as shown or original, is one of these (SHA-256)."""
+        return self.image in images or self.original in images
 
 
 class Turn(Record):
@@ -262,7 +268,8 @@ class Trajectory(Record):
     @property
     def images(self) -> list[str]:
         """Return the SHA-256 of all its images without duplicates: in views, ids and evidence."""
-        in_views = [view.image for turn in self.turns for view in turn.views]
+        views = [view for turn in self.turns for view in turn.views]
+        in_views = [image for view in views for image in (view.image, view.original) if image]
         in_ids = self.tokens.images if self.tokens else []
         sent = self.answer.evidence if self.answer else []
         return list(dict.fromkeys([*in_views, *in_ids, *sent]))

@@ -33,7 +33,8 @@ def view(name: str) -> ImageView:
     kind = "crop" if detail and not detail.startswith("/") else "page"
     size = {"width": 100, "height": 50, "page_width": 200, "page_height": 100}
     region = (0.0, 0.0, 200.0, 100.0)
-    return ImageView(kind=kind, page_id=page, region=region, image=image_hash(name), **size)
+    images = {"image": image_hash(name), "original": image_hash(name)}
+    return ImageView(kind=kind, page_id=page, region=region, **images, **size)
 
 
 def episode(

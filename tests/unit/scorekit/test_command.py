@@ -30,6 +30,7 @@ PACKAGES = (
 EXCEPTIONS_WITH_REASON = {
     "deploy/smoke.py": "runs without the project",
     "deploy/docker/requirements.py": "runs without the project",
+    "bench/generator_images/read_text.py": "runs in an environment without the project",
     "tools/check_imports.py": "says what is missing, so it imports nothing",
     "scorekit/server/fake.py": "a service for tests and benches",
     "synth_parallel/cli.py": "synth's command",

@@ -21,6 +21,10 @@ WITHOUT_IMAGES = (
     "You answer questions about documents that you cannot see. Answer from what you know, as "
     "briefly as the question allows, with the answer and nothing else. If you do not know, say so."
 )
+#: Default budget of an original: 1,536 patches of 32 x 32 pixels. Qwen3-VL makes as many tokens of
+#: it, Qwen2.5-VL (28 x 28) about 2,050, and it is the most that OpenAI's small models take before
+#: they scale an image down.
+MAX_PIXELS = 1536 * 32 * 32
 
 
 class ChatModelConfig(Config):
@@ -63,7 +67,7 @@ class ChatModelConfig(Config):
         "limit.",
     )
     tokens_per_image: int = may_change(
-        1500, ge=1, description="Tokens reckoned for a picture, until the server has counted some."
+        2500, ge=1, description="Tokens reckoned for a picture, until the server has counted some."
     )
     request_timeout_s: float = may_change(
         120.0,
@@ -89,6 +93,17 @@ class GeneratorConfig(ChatModelConfig):
         "GENERATOR_API_KEY", description="Environment variable with the key."
     )
     system: str = Field(SYSTEM, description="Instructions.")
+    images: Literal["original", "shown"] = Field(
+        "original",
+        description="original: pages and crops at the page's own resolution, within max_pixels; "
+        "shown: exactly the pictures that the policy was shown.",
+    )
+    max_pixels: int = Field(
+        MAX_PIXELS,
+        ge=1,
+        description="With images original: largest area of a picture; one that the policy was "
+        "shown larger stays as shown.",
+    )
     max_images: int = Field(8, ge=1, description="Most pictures that it is shown.")
     crop_slots: int = Field(
         3, ge=0, description="Of them, places that pages leave to crops, where there are crops."

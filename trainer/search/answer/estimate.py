@@ -129,7 +129,7 @@ def _with_measured_tokens(paid: Sequence[Trajectory], cfg: GeneratorConfig) -> G
     return cfg.model_copy(update=update)
 
 
-def _evidence(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
+def _evidence(trajectory: Trajectory, cfg: GeneratorConfig) -> list[ImageView]:
     return evidence(trajectory, cfg.max_images, cfg.crop_slots)
 
 

@@ -10,7 +10,7 @@ from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.answer_judge import AnswerJudge
 from trainer.search.answer.config import AnsweringConfig
-from trainer.search.answer.evidence import evidence
+from trainer.search.answer.evidence import evidence_images
 from trainer.search.answer.generator import Generator
 from trainer.search.answer.run_share import RunShare, part_of_limits
 from trainer.search.answer.shared_money import SharedSpendTracker
@@ -125,8 +125,7 @@ class AnswerPipeline:
             return self._skip(trajectory, f"the episode's end: {trajectory.end}", None)
         if not is_asked(trajectory, self.cfg):
             return self._skip(trajectory, "no evidence", 0.0)
-        image_hashes = evidence(trajectory, generator.cfg.max_images, generator.cfg.crop_slots)
-        pngs = {image: load_image(image) for image in image_hashes}
+        pngs = {image: load_image(image) for image in evidence_images(trajectory, generator.cfg)}
         question = trajectory.question
         answer = await generator.answer(question.question, pngs)
         self._counts["cached" if answer.charge.cached else answer.status] += 1

@@ -228,7 +228,7 @@ def evidence_pages(trajectory: Trajectory) -> set[str]:
     if not sent:
         return set(trajectory.shown_pages)
     views = (view for turn in trajectory.turns for view in turn.views)
-    return {view.page_id for view in views if view.image in sent}
+    return {view.page_id for view in views if view.is_among(sent)}
 
 
 def covered_facts(question: Question, pages: Collection[str]) -> list[bool]:

@@ -20,6 +20,7 @@ from trainer.search.curation.reanswer import AnswerSampler, ask_all, kept_answer
 from trainer.search.diagnosis.alternatives import Confirmed, confirm
 from trainer.search.diagnosis.hallucinations import Suspect, kind_of
 from trainer.search.diagnosis.proposals import Embed, Proposal, propose
+from trainer.search.images.views import page_within
 from trainer.search.records import Question
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -41,14 +42,16 @@ def confirm_all(
     out: Path,
 ) -> ConfirmedResults:
     """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable."""
-    alternatives_cfg = cfg.alternatives
+    alternatives_cfg, max_pixels = cfg.alternatives, answering.generator.max_pixels
     retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
     with retriever, _embedder(alternatives_cfg) as (embed, model):
         index = retriever.info()
         proposals = propose(questions, retriever, alternatives_cfg, embed)
 
         async def load_image(page_id: str) -> bytes:
-            return await asyncio.to_thread(retriever.image, page_id)
+            return await asyncio.to_thread(
+                lambda: page_within(retriever.image(page_id), max_pixels)
+            )
 
         def job(question: Question) -> Callable[[AnswerSampler], Awaitable[Confirmed]]:
             return lambda asking: confirm(

@@ -71,17 +71,19 @@ def suspect_of(
         return None
     covered = covered_facts(question, evidence_pages(trajectory))
     documents = {gold.rpartition("_")[0] for gold in question.gold}
-    images = {
-        view.image
+    views = [
+        view
         for turn in trajectory.turns
         for view in turn.views
         if view.page_id.rpartition("_")[0] in documents
-    }
+    ]
     return Suspect(
         ref=sample.ref,
         order=sample.order,
         evidence=tuple(answer.evidence),
-        near=tuple(image for image in answer.evidence if image in images),
+        near=tuple(
+            image for image in answer.evidence if any(view.is_among([image]) for view in views)
+        ),
         partial=any(covered),
         answer=answer.text,
     )

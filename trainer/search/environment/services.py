@@ -121,7 +121,9 @@ def open_environment_services(
                 run=run,
                 index_revision=opened.index.revision,
                 retriever=retriever,
-                tools=SearchTools(retriever, cfg.episode, store.save_image, form),
+                tools=SearchTools(
+                    retriever, cfg.episode, store.save_image, cfg.original_pixels, form
+                ),
                 threads=threads,
                 stream=opened.stream,
                 episodes=episodes,

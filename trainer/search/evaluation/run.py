@@ -32,6 +32,7 @@ from trainer.runs.evaluation.files import (
     config_text,
     has_evaluation,
 )
+from trainer.search.answer.config import GeneratorConfig
 from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
@@ -54,9 +55,11 @@ EPISODES = "evaluation"
 _SCORED = {
     "index": "searched in the index",
     "generator": "answered by",
+    "images": "answered from images that are",
     "judge": "judged by",
     "weights": "summed with",
 }
+_SHOWN = "as shown to the policy"
 
 
 def run_evaluation(
@@ -199,9 +202,14 @@ def _score_settings(cfg: SearchConfig, search_services: SearchServices) -> dict[
     return {
         "index": search_services.index.revision,
         "generator": None if answering is None else cfg.answering.generator.model,
+        "images": None if answering is None else _images_text(cfg.answering.generator),
         "judge": None if answering is None else answering.judge_model,
         "weights": reward.model_dump(mode="json", exclude={"preset"}),
     }
+
+
+def _images_text(cfg: GeneratorConfig) -> str:
+    return _SHOWN if cfg.images == "shown" else f"originals of up to {cfg.max_pixels:,} pixels"
 
 
 def _earlier(folder: Path, sets: Sets, settings: Mapping[str, Any]) -> dict[str, EvaluatedPolicy]:
@@ -216,7 +224,10 @@ def _earlier(folder: Path, sets: Sets, settings: Mapping[str, Any]) -> dict[str,
             line_key,
             [(question.id, question.question) for question in questions],
         )
-        check_same_scoring(evaluated.stats, settings, _SCORED, "the same config")
+        # Earlier versions, which wrote no `images`, always sent the images as shown.
+        images = _SHOWN if evaluated.stats.get("generator") else None
+        scored_by = {"images": images} | dict(evaluated.stats)
+        check_same_scoring(scored_by, settings, _SCORED, "the same config")
         evaluations[name] = replace(evaluated, examples=episodes_of(evaluated.examples))
     return evaluations
 

@@ -49,6 +49,12 @@ def image_hash(png: bytes) -> str:
     return hashlib.sha256(png).hexdigest()
 
 
+def size_within(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """Return the size of an image, scaled down to an area of at most `max_pixels`."""
+    scale = min(1.0, sqrt(max_pixels / (width * height)))
+    return max(1, floor(width * scale)), max(1, floor(height * scale))
+
+
 def displayed_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
     """Return width and height of an image for the policy.
 

@@ -17,6 +17,7 @@ from trainer.search.images.image_data import (
     displayed_size,
     image_hash,
     read_image,
+    size_within,
     write_png,
 )
 from trainer.search.records import BoxConvention, ImageView, Region
@@ -30,10 +31,11 @@ CropErrorReason = Literal["no_picture", "box_order", "box_outside", "box_small",
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """A view and its image."""
+    """A view and its image. original: the image of `view.original` if it is another one."""
 
     view: ImageView
     png: bytes
+    original: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,32 @@ class CropFailure:
     detail: str
 
 
-def page_view(page_id: str, image: bytes, sight: SightConfig) -> ShownImage:
-    """Return the view of a full page. image: its file, of any format. Raises ImageError."""
+def page_view(
+    page_id: str, image: bytes, sight: SightConfig, original_pixels: int | None = None
+) -> ShownImage:
+    """Return the view of a full page.
+
+    image: its file, of any format. original_pixels: max area of its original; None: without one.
+    Raises ImageError.
+    """
     full_image = read_image(image)
     width, height = full_image.size
-    return _resized_view(
-        "page", page_id, full_image, (0.0, 0.0, float(width), float(height)), sight
-    )
+    region = (0.0, 0.0, float(width), float(height))
+    return _resized_view("page", page_id, full_image, region, sight, original_pixels)
 
 
 def crop_view(
-    view: ImageView, box: Region, image: bytes, sight: SightConfig
+    view: ImageView,
+    box: Region,
+    image: bytes,
+    sight: SightConfig,
+    original_pixels: int | None = None,
 ) -> ShownImage | CropFailure:
     """Return the crop of a box in a view, enlarged within the limits.
 
     box: in the view's frame, by `sight.box_convention`. image: the image file of the view's page.
-    Raises ImageError if its size differs from that in the view.
+    original_pixels: as in `page_view`. Raises ImageError if the image's size differs from that in
+    the view.
     """
     region = crop_region(view, box, sight)
     if isinstance(region, CropFailure):
@@ -67,7 +79,20 @@ def crop_view(
     full_image = read_image(image)
     if full_image.size != (view.page_width, view.page_height):
         raise ImageError(f"the image of page {view.page_id} has changed its size")
-    return _resized_view("crop", view.page_id, full_image, region, sight)
+    return _resized_view("crop", view.page_id, full_image, region, sight, original_pixels)
+
+
+def page_within(image: bytes, max_pixels: int) -> bytes:
+    """Return the image file of a page, scaled down to an area of at most `max_pixels`.
+
+    Raises ImageError.
+    """
+    full_image = read_image(image)
+    width, height = full_image.size
+    size = size_within(width, height, max_pixels)
+    if size == full_image.size:
+        return image
+    return _png_of(full_image, (0.0, 0.0, float(width), float(height)), size)
 
 
 def crop_region(view: ImageView, box: Region, sight: SightConfig) -> Region | CropFailure:
@@ -133,12 +158,18 @@ def _resized_view(
     full_image: PILImage,
     region: Region,
     sight: SightConfig,
+    original_pixels: int | None,
 ) -> ShownImage:
-    from PIL import Image
-
     left, top, right, bottom = region
     size = displayed_size(int(right - left), int(bottom - top), sight)
-    png = write_png(full_image.resize(size, Image.Resampling.BICUBIC, box=region))
+    png = _png_of(full_image, region, size)
+    image, original, original_image = image_hash(png), None, None
+    if original_pixels is not None:
+        original = image
+        width, height = size_within(int(right - left), int(bottom - top), original_pixels)
+        if width * height > size[0] * size[1]:
+            original_image = _png_of(full_image, region, (width, height))
+            original = image_hash(original_image)
     view = ImageView(
         kind=kind,
         page_id=page_id,
@@ -147,6 +178,14 @@ def _resized_view(
         region=region,
         page_width=full_image.width,
         page_height=full_image.height,
-        image=image_hash(png),
+        image=image,
+        original=original,
     )
-    return ShownImage(view, png)
+    return ShownImage(view, png, original_image)
+
+
+def _png_of(full_image: PILImage, region: Region, size: tuple[int, int]) -> bytes:
+    """Return the PNG of a region of a page in a size."""
+    from PIL import Image
+
+    return write_png(full_image.resize(size, Image.Resampling.BICUBIC, box=region))

@@ -41,13 +41,14 @@ def run_episodes(
     samples: int | None = None,
     run: str = "",
     step: int = 0,
+    original_pixels: int | None = None,
 ) -> list[Trajectory]:
     """Run the episodes of questions and return the finished trajectories in their order.
 
     samples: episodes of a question without an `n_agent`; None: one of each question.
     new_id: (question, number of the sample) -> an id that is unique in its run.
     groups: the group name of each question; None: its id, with a number if the question occurs more
-    than once. For the rest see `run_trajectories`.
+    than once. original_pixels: as of `SearchTools`. For the rest see `run_trajectories`.
     """
     trajectories = [
         Trajectory(
@@ -61,7 +62,7 @@ def run_episodes(
         for group, question in zip(groups or group_names(questions), questions, strict=True)
         for sample in range(question.samples(samples))
     ]
-    tools = SearchTools(pages, cfg, save_image)
+    tools = SearchTools(pages, cfg, save_image, original_pixels)
     return run_trajectories(trajectories, policy, tools, cfg, on_done=on_done, on_turn=on_turn)
 
 

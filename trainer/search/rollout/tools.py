@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -94,6 +94,9 @@ class SearchTools:
     form: how the policy writes its actions, which the corrections of its mistakes name. Rendered
     pages are cached between calls. A page is fetched and rendered once for all that wait for it; an
     error goes to all of them and is not cached.
+
+    original_pixels: max area of the originals, which are for the generator and are saved with the
+    images; None: there are none.
     """
 
     def __init__(
@@ -101,15 +104,18 @@ class SearchTools:
         pages: PageSource,
         cfg: EpisodeConfig,
         save_image: Callable[[str, bytes], None],
+        original_pixels: int | None = None,
         form: prompt.ActionForm = "tags",
     ) -> None:
         self._pages, self._cfg, self.form = pages, cfg, form
-        self._save_image = save_image
+        self._save_image, self._original_pixels = save_image, original_pixels
         self._stored: set[str] = set()
+        #: Hash -> PNG. The cache of views would hold these large images for the whole run.
+        self._unsaved_originals: dict[str, bytes] = {}
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
         self._page = lru_cache(_CACHE_SIZE)(pages.page)
         self._pending_views: dict[str, Future[_Rendered]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._saving = threading.Lock(), threading.Lock()
         self._rendering = threading.BoundedSemaphore(_RENDERED_AT_ONCE)
 
     def index_revision(self) -> str:
@@ -131,12 +137,18 @@ class SearchTools:
         return result
 
     def save_images(self, result: ToolResult) -> None:
-        """Save the images of a result that are not saved yet. Only one thread calls this."""
-        for image in result.images:
-            name = image.view.image
-            if name not in self._stored:
-                self._save_image(name, image.png)
-                self._stored.add(name)
+        """Save the images of a result that are not saved yet.
+
+        When it returns, all of them are saved, also those that another thread has begun to save.
+        """
+        with self._saving:
+            for image in result.images:
+                original = image.view.original or ""
+                original_image = self._unsaved_originals.pop(original, None)
+                for name, png in ((image.view.image, image.png), (original, original_image)):
+                    if png is not None and name not in self._stored:
+                        self._save_image(name, png)
+                        self._stored.add(name)
 
     def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
         (answer,) = self._pages.search([query], top_k=self._cfg.top_k)
@@ -209,8 +221,8 @@ class SearchTools:
     def _show(self, page_id: str) -> _Rendered:
         image = self._pages.image(page_id)
         with self._rendering:
-            page = page_view(page_id, image, self._cfg.sight)
-        return _Rendered(page, self._lines(page.view))
+            page = page_view(page_id, image, self._cfg.sight, self._original_pixels)
+        return self._rendered(page)
 
     def _cut(self, call: ToolCall) -> _Got:
         assert isinstance(call.action, Crop)
@@ -219,12 +231,20 @@ class SearchTools:
         try:
             image = self._pages.image(call.last.page_id)
             with self._rendering:
-                crop = crop_view(call.last, call.action.box, image, self._cfg.sight)
-            if isinstance(crop, CropFailure):
-                return crop
-            return _Rendered(crop, self._lines(crop.view))
+                crop = crop_view(
+                    call.last, call.action.box, image, self._cfg.sight, self._original_pixels
+                )
+            return crop if isinstance(crop, CropFailure) else self._rendered(crop)
         except (RequestError, ImageError) as error:
             return _failure(error)
+
+    def _rendered(self, image: ShownImage) -> _Rendered:
+        original = image.view.original
+        if image.original is not None and original is not None:
+            if original not in self._stored:
+                self._unsaved_originals[original] = image.original
+            image = replace(image, original=None)
+        return _Rendered(image, self._lines(image.view))
 
     def _lines(self, view: ImageView) -> tuple[str, ...]:
         if self._cfg.observation == "image":

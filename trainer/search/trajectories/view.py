@@ -105,27 +105,36 @@ def _chosen(
 
 
 def _classes(episodes: Iterable[ShownEpisode]) -> dict[str, str]:
-    """Return the class in the style sheet of each image by SHA-256."""
+    """Return the class in the style sheet of each image by SHA-256.
+
+    An original has that of the image as shown, since the page scales both down.
+    """
     names: dict[str, str] = {}
     for episode in episodes:
         sent = episode.trajectory.answer.evidence if episode.trajectory.answer else []
-        views = [p.view.image for turn in episode.turns for p in turn.images]
-        for sha256 in (*views, *sent):
+        for view in (image.view for turn in episode.turns for image in turn.images):
+            name = names.setdefault(view.image, f"p{len(names)}")
+            if view.original is not None and view.original in sent:
+                names.setdefault(view.original, name)
+        for sha256 in sent:
             names.setdefault(sha256, f"p{len(names)}")
     return names
 
 
 def _style_sheet(classes: Mapping[str, str], load_image: LoadImage) -> tuple[str, set[str]]:
     """Return a rule for each image, and the hashes of missing images."""
-    rules, missing = [], set()
+    rules: dict[str, str] = {}
+    missing = set()
     for sha256, name in classes.items():
+        if name in rules:
+            continue
         try:
             url = _small(load_image(sha256))
         except (UserError, OSError):
             missing.add(sha256)
         else:
-            rules.append(f".{name} {{ background-image: url({url}); }}")
-    return "\n".join(rules), missing
+            rules[name] = f".{name} {{ background-image: url({url}); }}"
+    return "\n".join(rules.values()), missing
 
 
 def _small(png: bytes) -> str:

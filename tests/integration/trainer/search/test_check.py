@@ -106,7 +106,9 @@ def test_a_run_that_can_start_is_told_what_it_has(
     assert message_of(findings, "policy.path").startswith("Qwen2_5_VLForConditionalGeneration, ")
     assert "is shown pictures of 1,024 to 4,096 pixels" in message_of(findings, "policy.tokenizer")
     assert message_of(findings, "chat template").startswith("turns join, and end at <|im_end|>")
-    assert message_of(findings, "generator").endswith("/v1: generator, 1024 tokens an answer")
+    assert message_of(findings, "generator").endswith(
+        "/v1: generator, 1024 tokens an answer; up to 8 originals of up to 1,572,864 pixels"
+    )
     assert ": rules@" in message_of(findings, "judge")
     # 4 x 2 x 4 of training, and 3 questions before and after
     assert "32 episodes of training, 6 of 2 evaluations" in message_of(findings, "money")

@@ -56,6 +56,7 @@ def played(
     pictures: dict[str, bytes] | None = None,
     on_done: Callable[[Trajectory], None] = lambda trajectory: None,
     samples: int | None = None,
+    original_pixels: int | None = None,
     **cfg: Any,
 ) -> list[Trajectory]:
     """Play episodes of these questions, or of one."""
@@ -75,6 +76,7 @@ def played(
         on_done=done,
         save_image=stored.__setitem__,
         samples=samples,
+        original_pixels=original_pixels,
         run="r",
         step=3,
     )

@@ -8,6 +8,7 @@ import pytest
 
 from scorekit.config import load_config
 from scorekit.errors import UserError
+from trainer.runs.config import check_config
 from trainer.search.ask import reward_of_one
 from trainer.search.config import SearchConfig
 from trainer.search.reward.config import SearchRewardConfig
@@ -52,3 +53,28 @@ def test_one_question_is_rewarded_as_a_run_is_by_what_it_tells(
     reward_cfg = reward_of_one(SearchRewardConfig(preset=preset), answer=answer, gold=gold)
     assert (reward_cfg.w_judge, reward_cfg.w_ndcg, reward_cfg.w_format) == weights
     assert reward_cfg.gate is (preset != "phase2" and not answer)  # a gate would skip the generator
+
+
+@pytest.mark.parametrize(
+    ("settings", "pixels"),
+    [
+        ([], 1_572_864),
+        (["answering.generator.max_pixels=800000"], 800_000),
+        (["answering.generator.images=shown"], None),
+        (["reward.preset=phase1"], None),  # nobody answers
+    ],
+)
+def test_originals_are_stored_where_a_generator_answers_from_them(
+    settings: list[str], pixels: int | None
+) -> None:
+    assert load_config(SearchConfig, None, settings).original_pixels == pixels
+
+
+def test_a_run_from_before_there_were_originals_goes_on_only_with_images_as_shown() -> None:
+    cfg = load_config(SearchConfig, None, [])
+    recorded = cfg.model_dump(mode="json")
+    check_config(cfg, recorded)
+    del recorded["answering"]["generator"]["images"]
+    with pytest.raises(UserError, match=r"generator.images: 'shown' then, 'original' now"):
+        check_config(cfg, recorded)
+    check_config(load_config(SearchConfig, None, ["answering.generator.images=shown"]), recorded)

@@ -216,6 +216,28 @@ def test_other_settings_are_another_question(served, fake, tmp_path, other):
     assert len(fake.requests) == 2 and done.judged.score == 1.0
 
 
+@pytest.mark.parametrize("first", ["original", "shown"])
+def test_a_change_of_images_is_not_answered_from_the_cache(served, fake, tmp_path, first):
+    searched = episode("deck_1")
+    searched.turns[0].views[0].original = image_hash("deck_1, larger")
+    sent = {"original": image_hash("deck_1, larger"), "shown": image_hash("deck_1")}
+    second = "shown" if first == "original" else "original"
+    for mode, calls in ((first, 1), (second, 1), (first, 0)):
+        (done,), _, _ = finished(served, tmp_path, searched, generator={"images": mode})
+        assert done.answer.evidence == [sent[mode]]
+        assert done.answer.charge.calls == calls
+    (request, other_request) = fake.requests
+    assert request.body["messages"][1] != other_request.body["messages"][1]
+
+
+def test_an_episode_without_originals_ends_the_run(served, fake, tmp_path):
+    older = episode("deck_1")
+    older.turns[0].views[0].original = None
+    with pytest.raises(UserError, match="Set it to shown, or begin a new run"):
+        finished(served, tmp_path, older)
+    assert not fake.requests
+
+
 def test_a_picture_that_is_not_there_is_our_fault_and_raises(served, fake, tmp_path):
     with pytest.raises(KeyError):
         finished(served, tmp_path, episode("deck_1"), keep={}.__getitem__)

@@ -22,7 +22,7 @@ PICTURE = {"ab": b"png"}
     ("limits", "max_in_flight"),
     [
         ({"max_requests": 3}, 3),
-        ({"max_requests": 20, "max_tokens": 2 * (1024 + 1500 + 300)}, 2),
+        ({"max_requests": 20, "max_tokens": 2 * (1024 + 2500 + 300)}, 2),
         ({"max_tokens": 1}, 1),
     ],
 )

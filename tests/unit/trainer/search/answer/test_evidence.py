@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import episode, image_hash
-from trainer.search.answer.evidence import evidence
+from trainer.search.answer.config import GeneratorConfig
+from trainer.search.answer.evidence import evidence, evidence_images
 
 
 def evidence_names(*names: str, max_images: int = 8, crop_slots: int = 3) -> list[str]:
-    images = evidence(episode(*names), max_images, crop_slots)
+    images = [view.image for view in evidence(episode(*names), max_images, crop_slots)]
     name_by_image = {image_hash(name): name for name in names}
     return [name_by_image[image] for image in images]
 
@@ -61,3 +64,21 @@ def test_it_is_never_too_much_nor_less_than_there_is(names, max_images, crop_slo
     crops_sent = [name for name in names_sent if "/" in name]
     assert len(crops_sent) >= min(len(crops), crop_slots, max_images)
     assert names_sent == sorted(names_sent, key=lambda name: "/" in name)  # pages first
+
+
+def test_the_generator_gets_originals_or_exactly_what_the_policy_was_shown():
+    searched = episode("d_1", "d_1/a")
+    for name, seen in zip(("page", "part"), searched.turns, strict=True):
+        seen.views[0].original = image_hash(name)
+    originals = evidence_images(searched, GeneratorConfig())
+    assert originals == [image_hash("page"), image_hash("part")]
+    as_shown = evidence_images(searched, GeneratorConfig(images="shown"))
+    assert as_shown == [image_hash("d_1"), image_hash("d_1/a")]
+
+
+def test_an_episode_without_originals_is_refused_and_never_answered_from_smaller_images():
+    older = episode("d_1")
+    older.turns[0].views[0].original = None
+    with pytest.raises(UserError, match=r"images: original, but the episode t1 .* of page d_1"):
+        evidence_images(older, GeneratorConfig())
+    assert evidence_images(older, GeneratorConfig(images="shown")) == [image_hash("d_1")]

@@ -20,6 +20,7 @@ from trainer.search.images.views import (
     in_frame,
     in_pixels,
     page_view,
+    page_within,
 )
 from trainer.search.records import ImageView
 
@@ -189,3 +190,44 @@ def test_a_picture_that_is_none_has_an_error_of_its_own() -> None:
         crop_view(view, (100, 100, 400, 300), gradient(640, 360), BARE)
     with pytest.raises(ImageError, match="too long"):
         page_view("deck_1", gradient(2000, 30), BARE)
+
+
+def noise(width: int = 1280, height: int = 720) -> bytes:
+    """Return an image that no smaller one can show."""
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return as_bytes(Image.fromarray(pixels))
+
+
+def test_originals_have_the_pixels_of_the_page_which_the_policy_was_not_shown() -> None:
+    page_pixels = np.asarray(read_image(noise()))
+    page = page_view("deck_1", noise(), BARE, 1280 * 720)
+    crop = crop_view(page.view, (0, 0, 840, 400), noise(), BARE, 1280 * 720)
+    assert isinstance(crop, ShownImage)
+    for view in (page, crop):
+        assert view.original is not None and image_hash(view.original) == view.view.original
+        left, top, right, bottom = map(int, view.view.region)
+        original = np.asarray(read_image(view.original))
+        assert np.array_equal(original, page_pixels[top:bottom, left:right])
+        assert read_image(view.png).width < right - left
+    assert page.view.image == page_view("deck_1", noise(), BARE).view.image
+
+
+def test_an_original_stays_within_its_budget_and_below_that_of_the_policy_is_the_shown_one() -> (
+    None
+):
+    page = page_view("deck_1", noise(), BARE, 600_000)
+    assert page.original is not None
+    width, height = read_image(page.original).size
+    assert 590_000 < width * height <= 600_000
+    assert width / height == pytest.approx(1280 / 720, rel=0.002)
+    small = crop_view(page.view, (100, 100, 300, 200), noise(), BARE, 600_000)  # was enlarged
+    assert isinstance(small, ShownImage)
+    for view in (small, page_view("deck_1", noise(), BARE, 1000)):
+        assert view.original is None and view.view.original == view.view.image
+    assert page_view("deck_1", noise(), BARE).view.original is None
+
+
+def test_a_page_within_the_budget_is_sent_as_the_file_that_it_is() -> None:
+    assert page_within(noise(), 1280 * 720) == noise()
+    width, height = read_image(page_within(noise(), 400_000)).size
+    assert 390_000 < width * height <= 400_000

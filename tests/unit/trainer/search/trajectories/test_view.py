@@ -151,3 +151,15 @@ def test_what_is_not_there_is_a_line_for_the_user(tmp_path: Path) -> None:
         write_view(tmp_path, steps=[4])
     with pytest.raises(UserError, match="no episodes"):
         write_view(tmp_path)
+
+
+def test_an_original_is_on_the_page_once_as_what_the_policy_was_shown(tmp_path: Path) -> None:
+    images: dict[str, bytes] = {}
+    policy = scripted(search("Births in Europe"), crop(0, 0, 840, 400))
+    (searched,) = played(policy, pictures=images, original_pixels=600_000)
+    originals = [view.original for turn in searched.turns for view in turn.views]
+    answer = GeneratedAnswer(status="ok", text="8,100,000", evidence=originals)
+    answered = searched.model_copy(update={"answer": answer})
+    page = write_view(store_run(tmp_path, answered, images=images)).read_text(encoding="utf-8")
+    assert len(images) == 4 and page.count("background-image: url(") == 2
+    assert "evidence: 2 pictures" in page and "picture not there" not in page
