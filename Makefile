@@ -7,6 +7,8 @@ PY := .venv/bin/python
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
 QUICK = not slow and not vllm and not oracle and not verl
+# A file's servers and models are made once. The longest files come first, in tests/e2e.
+PYTEST_LONG = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What `make test-changed` compares with.
 BASE ?= HEAD
 COMPOSE ?= docker compose
@@ -16,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-oracle env-verl demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle env-verl demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-long test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +87,9 @@ test-oracle: setup env-oracle ## our xCOMET beside unbabel-comet's, both as serv
 
 test-verl: setup env-verl ## our binding for verl, in verl's own classes and algorithms (3 minutes)
 	$(PY) -m pytest -m verl
+
+test-long: setup env-oracle env-verl env-vllm ## test-all, test-vllm, test-oracle and test-verl side by side: one waits while another works
+	$(PY) $(PYTEST_LONG) -m "not ($(QUICK))"
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any
