@@ -7,6 +7,8 @@ PY := .venv/bin/python
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
 QUICK = not slow and not vllm and not oracle and not verl and not openenv and not verifiers
+# A file's servers and models are made once. The longest files come first, in tests/e2e.
+PYTEST_LONG = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # What `make test-changed` compares with.
 BASE ?= HEAD
 COMPOSE ?= docker compose
@@ -16,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-long test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +105,9 @@ test-openenv: setup env-openenv ## search environments in OpenEnv's own server a
 
 test-verifiers: setup env-verifiers ## our tasks for verifiers, in its own loaders and loops (a minute)
 	$(PY) -m pytest -m verifiers
+
+test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side: one waits while another works
+	$(PY) $(PYTEST_LONG) -m "not ($(QUICK))"
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from scorekit.net.tls import ssl_context
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.fake import FakeBackend
@@ -125,11 +126,12 @@ def running_service(
 def wait_ready(url: str, timeout_s: float = PATIENCE_S) -> None:
     """Return when the service at `url` is ready."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return
-        time.sleep(0.02)
+    with httpx.Client(verify=ssl_context()) as client:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                if client.get(f"{url}/health/ready").status_code == 200:
+                    return
+            time.sleep(0.02)
     raise TimeoutError(f"{url} did not become ready")
 
 

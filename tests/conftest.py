@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -16,6 +15,8 @@ import httpx
 import pytest
 import structlog
 from hypothesis import settings
+
+from scorekit.net.tls import ssl_context
 
 # No test depends on time, nor on how busy the machine is.
 settings.register_profile("scorekit", deadline=None, max_examples=50)
@@ -41,14 +42,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # httpx gives up after 5 s by default; a busy machine may take longer to answer a test.
 for _name in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _name, 180.0)
+
+
 # httpx makes an SSL context for every client, also for one that speaks plain HTTP: 50 ms of CPU.
-_create_ssl_context = functools.cache(httpx.create_ssl_context)
-
-
 def _same_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
     """Return the context of the last client with these arguments, where nothing else decides."""
-    if verify is True and cert is None and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(os.environ):
-        return _create_ssl_context(trust_env=trust_env)
+    if verify is True and cert is None and trust_env:
+        return ssl_context()
     return httpx.create_ssl_context(verify, cert, trust_env)
 
 

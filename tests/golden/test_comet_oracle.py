@@ -8,10 +8,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
 
+from scorekit.processes import end_with_parent
 from services.xcomet.model import XCometBackend
 from testing.checkpoints.xcomet import REF, loaded, score
 from testing.servers import free_port, running_service, wait_ready
@@ -31,23 +33,53 @@ pytestmark = [
 ]
 
 
-@contextmanager
-def upstream_service(folder: Path) -> Iterator[str]:
-    """Yield the URL of `services.xcomet --implementation unbabel-comet` in its environment."""
-    port = free_port()
+def _flags(folder: Path, port: int) -> list[str]:
     flags = ["--implementation", "unbabel-comet", "--model", str(folder), "--device", "cpu"]
-    flags += ["--threads", "1", "--port", str(port), "--cache", "memory"]
-    process = subprocess.Popen(
-        [ORACLE, "-W", "ignore", "-m", "services.xcomet", *flags],
+    return [*flags, "--threads", "1", "--port", str(port), "--cache", "memory"]
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    """Start a module in the oracle's environment."""
+    return subprocess.Popen(
+        [ORACLE, "-W", "ignore", "-m", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        text=True,
+        preexec_fn=end_with_parent(),
     )
+
+
+@pytest.fixture(scope="module")
+def loaded_upstream() -> Iterator[IO[str]]:
+    """Yield the input of a process that has loaded unbabel-comet, and forks services."""
+    with _start("tests.kits.comet.upstream_services") as process:
+        assert process.stdin
+        yield process.stdin
+
+
+@contextmanager
+def upstream_service(folder: Path, loaded_upstream: IO[str]) -> Iterator[str]:
+    """Yield the URL of `services.xcomet --implementation unbabel-comet` in its environment."""
+    port = free_port()
+    print(json.dumps(_flags(folder, port)), file=loaded_upstream, flush=True)
     try:
         wait_ready(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        process.wait(60)
+        print(file=loaded_upstream, flush=True)
+
+
+@contextmanager
+def upstream_command(folder: Path) -> Iterator[str]:
+    """Yield the URL of the same service, started as users start it."""
+    port = free_port()
+    with _start("services.xcomet", *_flags(folder, port)) as process:
+        try:
+            wait_ready(f"http://127.0.0.1:{port}")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
 
 
 def _results(url: str, rows: list[dict[str, str]]) -> list[dict]:
@@ -63,11 +95,13 @@ def _spans(result: dict) -> list[tuple]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_both_services_say_the_same(name, tmp_path):
+def test_both_services_say_the_same(name, tmp_path, loaded_upstream):
     folder = comet_golden.build(name, tmp_path)
+    is_forked = name != "demo"  # one is started as users start it
+    upstream = upstream_service(folder, loaded_upstream) if is_forked else upstream_command(folder)
     rows = comet_golden.rows(name)
     backend = XCometBackend(str(folder), device="cpu", threads=1)
-    with running_service(backend, cache="memory") as url, upstream_service(folder) as other:
+    with running_service(backend, cache="memory") as url, upstream as other:
         wait_ready(url)
         own_results, upstream_results = _results(url, rows), _results(other, rows)
         versions = [

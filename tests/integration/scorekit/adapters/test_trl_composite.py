@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
+import os
 
 import pandas as pd
 import pytest
@@ -17,6 +16,7 @@ from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_service
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer
 from tests.kits.trainer.trl.sick_services import (
     FAILURES,
@@ -231,9 +231,9 @@ def test_no_completions_have_no_rewards(metricx):
 
 @pytest.mark.parametrize(("batch_size", "is_split"), [(4, False), (2, True), (6, True)])
 def test_a_group_in_two_processes_is_a_mistake(tmp_path, batch_size, is_split):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    module = ["-m", "tests.kits.trainer.trl.rank_groups", str(tmp_path), str(batch_size)]
-    done = subprocess.run([*command, *module], capture_output=True, text=True)
+    module = "tests.kits.trainer.trl.rank_groups"
+    arguments = (str(tmp_path), str(batch_size))
+    done = forked_trainer.completed(module, *arguments, environment=dict(os.environ), ranks=2)
     assert done.returncode == 0, done.stderr
     outputs = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     message = f"per_device_train_batch_size: a process has {batch_size} completions, and a group 4."

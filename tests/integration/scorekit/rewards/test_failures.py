@@ -310,14 +310,14 @@ def test_a_report_that_hangs_is_not_waited_for_until_the_deadline(flaky):
 _FOREVER = threading.Event()
 
 
-def hang(sample):
+def hang_forever(sample):
     """Return a value when the test is over."""
     _FOREVER.wait()
     return 1.0
 
 
 def test_a_function_that_hangs_takes_no_other_call_its_reward():
-    hanging = {"components": {"hang": {"rule": f"{__name__}:hang"}}, "deadline_s": 0.2}
+    hanging = {"components": {"hang": {"rule": f"{__name__}:hang_forever"}}, "deadline_s": 0.2}
     healthy = {"components": {"repetition": {"rule": "repetition"}}, "deadline_s": 60}
 
     async def run():
