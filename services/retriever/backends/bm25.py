@@ -86,7 +86,7 @@ class Bm25Searcher:
         """Return the ids of the query's words that are in the index."""
         return self._model.get_tokens_ids(self._words.of_query(query))
 
-    def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
+    def scores(self, queries: Sequence[Any], hits: Sequence[int]) -> list[Scores | SampleError]:
         """Return the scores of each query; -inf for a page with none of its words."""
         return [self._scores(ids) for ids in queries]
 

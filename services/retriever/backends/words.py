@@ -5,8 +5,8 @@ commas. Korean, which attaches particles to words: morphemes with meaning, found
 character bigrams, which need no model. Chinese and Japanese: bigrams.
 
 A query of one character finds pages, too. Each Chinese and Japanese character of a page is a word
-beside the bigrams. So is the first syllable of a Korean word where Korean has bigrams, marked, since
-particles follow it: only a query of one syllable asks for it.
+beside the bigrams. So is the first syllable of a Korean word where Korean has bigrams, marked,
+since particles follow it: only a query of one syllable asks for it.
 """
 
 from __future__ import annotations

@@ -47,5 +47,5 @@ def test_single_characters_are_found_and_longer_queries_still_need_pairs(tmp_pat
     ]
     settings = Bm25Builder("bigrams").build(records, tmp_path, IndexPaths(*[tmp_path] * 3))
     searcher = Bm25Searcher(tmp_path, settings)
-    (scores,) = searcher.scores([searcher.read(query)])
+    (scores,) = searcher.scores([searcher.read(query)], [10])
     assert np.flatnonzero(scores > -np.inf).tolist() == pages

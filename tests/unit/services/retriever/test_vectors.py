@@ -102,7 +102,7 @@ class Part:
     def read(self, query):
         return query
 
-    def scores(self, queries):
+    def scores(self, queries, hits):
         return [self.answers[query] for query in queries]
 
 
@@ -110,7 +110,7 @@ def test_a_fused_query_fails_with_any_of_its_parts():
     error = SampleError("upstream", "away")
     good = np.array([1.0, -np.inf, 3.0], np.float32)
     fused = HybridSearcher([Part({"a": good, "b": good}), Part({"a": good, "b": error})])
-    fused_scores, failed = fused.scores([fused.read("a"), fused.read("b")])
+    fused_scores, failed = fused.scores([fused.read("a"), fused.read("b")], [10, 10])
     assert failed is error
     np.testing.assert_allclose(fused_scores, [2 / 62, -np.inf, 2 / 61], rtol=1e-6)
 
