@@ -1,7 +1,8 @@
 """Ask a running retriever from 200 connections at once: searches, pages, whole pictures and parts.
 
 Each connection sends its next call when it has the answer to the last one. Every answer is compared
-with what the index gives in this process. No query is sent twice, so no cache helps.
+with what the index gives in this process. No query is sent twice, so no cache helps. The second
+part searches an approximate index of late interaction; another server gives the queries' vectors.
 
     python -m bench.retrieval.callers [--quick]
 """
@@ -22,7 +23,11 @@ import numpy as np
 from pydantic_core import from_json, to_json
 
 from bench.common import WORK, Measurement, run, service
+from bench.retrieval.clustered import ClusteredPages
+from bench.retrieval.vectors import MODEL, app
 from services.retriever.backends.bm25 import Bm25Builder
+from services.retriever.backends.late import VectorFile
+from services.retriever.backends.opening import Servers
 from services.retriever.endpoint import Query, SearchOptions
 from services.retriever.index.images import ImageRequest, part_of
 from services.retriever.index.ingest import ingest
@@ -31,6 +36,8 @@ from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
 from testing.load import Answer, send_and_time
 from testing.pairs import ROOT
+from testing.retriever_index import make_pages, make_queries, sentences, write_index
+from testing.servers import running_app
 
 CALLERS, TOP_K = 200, 10
 #: Of 20 calls.
@@ -50,15 +57,42 @@ def questions(quick: bool) -> Iterator[Measurement]:
     """Yield all measurements of this script."""
     folder = WORK / "retrieval/callers"
     ingest([ROOT / "demo/search/corpus"], folder, [Bm25Builder("morphemes")])
-    calls = make_calls(folder, CALLERS * (2 if quick else 20))
-    with service("services.retriever", "--index", str(folder), "--cache", "memory") as (_, url):
+    count = CALLERS * (2 if quick else 20)
+    yield from measured("mixed calls", folder, make_calls(folder, count))
+    folder, pages = WORK / "retrieval/callers-late", make_pages(1_000, sentences())
+    write_late_index(folder, pages)
+    with running_app(app) as pooling:
+        backend = RetrieverBackend(folder, servers=Servers(late_url=pooling))
+        backend.load()
+        queries = make_queries(count // 4, sentences())
+        calls = [
+            search_call(backend, pages, f"{10**6 + number} {query}")
+            for number, query in enumerate(queries)
+        ]
+        yield from measured("approximate searches", folder, calls, "--late-url", pooling)
+
+
+def measured(name: str, folder: Path, calls: Sequence[Call], *flags: str) -> Iterator[Measurement]:
+    """Serve an index, send the calls, and judge the answers."""
+    options = ("--index", str(folder), "--cache", "memory", *flags)
+    with service("services.retriever", *options) as (_, url):
         send_and_time(url, [call.request for call in calls[:20]], 1)
-        answers, seconds = send_and_time(url, [call.request for call in calls], CALLERS)
-    yield from judged(calls, answers, seconds)
+        answers, seconds = send_and_time(url, [call.request for call in calls[20:]], CALLERS)
+    yield from judged(name, calls[20:], answers, seconds)
+
+
+def write_late_index(folder: Path, pages: Sequence[PageRecord]) -> None:
+    """Write an approximate index of clustered vectors under the pages' ids."""
+    from safetensors.numpy import save_file
+
+    file = folder.with_suffix(".safetensors")
+    vectors = ClusteredPages(len(pages), 40)
+    save_file(dict(zip((page.page_id for page in pages), vectors, strict=True)), file)
+    write_index(folder, pages, [VectorFile(file, MODEL, approximate=True)])
 
 
 def judged(
-    calls: Sequence[Call], answers: Sequence[Answer], seconds: float
+    name: str, calls: Sequence[Call], answers: Sequence[Answer], seconds: float
 ) -> Iterator[Measurement]:
     """Count failed and wrong answers, and measure how long each kind took."""
     statuses = Counter(answer.status for answer in answers)
@@ -67,7 +101,7 @@ def judged(
         answer.status == 200 and not calls[answer.index].is_right(answer.body) for answer in answers
     )
     yield Measurement(
-        f"{len(calls)} mixed calls by {CALLERS} callers at once: failed",
+        f"{len(calls)} {name} by {CALLERS} callers at once: failed",
         1 - statuses[200] / len(calls),
         "of all",
         at_most=0.0,
@@ -75,7 +109,7 @@ def judged(
     )
     yield Measurement("  wrong answers", wrong, "", at_most=0.0)
     yield Measurement("  calls a second", len(calls) / seconds, "calls/s")
-    for kind in MIX:
+    for kind in dict.fromkeys(call.kind for call in calls):
         milliseconds = [1000 * a.seconds for a in answers if calls[a.index].kind == kind]
         yield Measurement(
             f"  {kind}: p99",
@@ -92,8 +126,8 @@ def make_calls(folder: Path, count: int) -> list[Call]:
     backend.load()
     draw = random.Random(0)
     kinds = [kind for kind, times in MIX.items() for _ in range(times)]
-    pictures = {page.picture: _picture(folder, page) for page in pages}
-    parts = {name: part_of(png, PART) for name, png in pictures.items()}
+    images = {page.picture: _image(folder, page) for page in pages}
+    parts = {name: part_of(png, PART) for name, png in images.items()}
     calls = []
     for number in range(count):
         page, kind = draw.choice(pages), draw.choice(kinds)
@@ -103,7 +137,7 @@ def make_calls(folder: Path, count: int) -> list[Call]:
         elif kind == "page":
             calls.append(Call(kind, _get(path), _is_page(page)))
         elif kind == "picture":
-            calls.append(Call(kind, _get(f"{path}/image"), pictures[page.picture].__eq__))
+            calls.append(Call(kind, _get(f"{path}/image"), images[page.picture].__eq__))
         else:
             crop = ",".join(map(str, PART.crop or ()))
             query = f"crop={crop}&max_pixels={PART.max_pixels}&format={PART.format}"
@@ -146,7 +180,7 @@ def _is_page(page: PageRecord) -> Callable[[bytes], bool]:
     return is_right
 
 
-def _picture(folder: Path, page: PageRecord) -> bytes:
+def _image(folder: Path, page: PageRecord) -> bytes:
     return Index(folder).paths.image_path(page.picture).read_bytes()
 
 

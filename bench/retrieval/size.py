@@ -31,7 +31,7 @@ TOP_K = 5
 
 
 class Side(NamedTuple):
-    """What one side gave: the best pages of each query, seconds of each, and its own memory."""
+    """The results of one side: the best pages and the seconds of each query, and its own memory."""
 
     rankings: list[Ranking]
     seconds: list[float]
@@ -42,8 +42,8 @@ def questions(quick: bool) -> Iterator[Measurement]:
     """Yield all measurements of this script."""
     queries = 10 if quick else 40
     count = 1_000 if quick else 2_000
-    texts, asked = encoded_pages(count, queries)
-    yield from compare_sides(f"{count:,} pages of real sentences", texts, asked)
+    page_vectors, query_vectors = encoded_pages(count, queries)
+    yield from compare_sides(f"{count:,} pages of real sentences", page_vectors, query_vectors)
     # As many vectors as page images have, and half as many, as models with pooled tokens give.
     for count, vectors in ((1_000, 30),) if quick else ((1_000, 700), (10_000, 350)):
         pages = ClusteredPages(count, vectors)
@@ -69,10 +69,7 @@ def compare_sides(
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    recalls = [
-        recall(found, all_pages)
-        for found, all_pages in zip(approximate.rankings, exact.rankings, strict=True)
-    ]
+    recalls = [recall(*both) for both in zip(approximate.rankings, exact.rankings, strict=True)]
     yield Measurement(
         f"recall@{TOP_K} of {len(queries)} queries over {name}, against the exact MaxSim",
         float(np.mean(recalls)),
@@ -94,10 +91,10 @@ def compare_sides(
     yield Measurement("  seconds to build it", built_s, "s")
 
 
-def recall(found: Ranking, exact: Ranking) -> float:
+def recall(approximate: Ranking, exact: Ranking) -> float:
     """Return the share of the exact ranking's pages that were found. Equal scores are as good."""
     (_, last) = exact[-1]
-    return sum(score >= last - 1e-4 * abs(last) for _, score in found) / len(exact)
+    return sum(score >= last - 1e-4 * abs(last) for _, score in approximate) / len(exact)
 
 
 def search(folder: Path, settings: dict[str, Any] | None, queries: Sequence[Vectors]) -> Side:
@@ -107,16 +104,16 @@ def search(folder: Path, settings: dict[str, Any] | None, queries: Sequence[Vect
     candidates = Candidates(folder, settings, vectors) if settings else None
     rankings: list[Ranking] = []
 
-    def one(query: Vectors) -> None:
+    def search_once(query: Vectors) -> None:
         if candidates is None:
             (scores,) = vectors.max_sim([query])
         else:
             scores = candidates.max_sim(query, TOP_K)
         rankings.append(best(scores, TOP_K))
 
-    one(queries[0])
+    search_once(queries[0])
     rankings.clear()
-    seconds = [timed(lambda query=query: one(query)) for query in queries]  # type: ignore[misc]
+    seconds = [timed(lambda query=query: search_once(query)) for query in queries]  # type: ignore[misc]
     return Side(rankings, seconds, own_memory_bytes() - before)
 
 
@@ -143,12 +140,12 @@ def encoded_pages(count: int, queries: int) -> tuple[list[Vectors], list[Vectors
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     draw = np.random.default_rng(4)
     texts = [page.text for page in make_pages(count, sentences())]
-    asked = []
+    query_texts = []
     for number in draw.integers(0, count, queries):
         words = texts[number].split()
         start = int(draw.integers(0, max(1, len(words) - 8)))
-        asked.append(" ".join(words[start : start + 8]))
-    return encode(model, texts), encode(model, asked)
+        query_texts.append(" ".join(words[start : start + 8]))
+    return encode(model, texts), encode(model, query_texts)
 
 
 def encode(model: Any, texts: Sequence[str]) -> list[Vectors]:

@@ -39,10 +39,10 @@ def build_candidates(folder: Path) -> dict[str, Any]:
     starts = np.load(folder / "starts.npy", allow_pickle=False)
     count, dimension = values.shape
     lists = min(count, int(2 * count**0.5))
-    drawn = np.random.default_rng(0).choice(
+    rows = np.random.default_rng(0).choice(
         count, min(count, _TRAINING_VECTORS * lists), replace=False
     )
-    sample = values[np.sort(drawn)]
+    sample = values[np.sort(rows)]
     kmeans = faiss.Kmeans(
         dimension,
         lists,
@@ -104,17 +104,17 @@ class Candidates:
         """Return the MaxSim scores of a query's candidates; -inf for all other pages.
 
         Every page is scored if the candidates would be fewer than `hits`, or half of all pages."""
-        most = max(self._settings["candidates"], self._settings["times_hits"] * hits)
-        if 2 * most < self._vectors.pages:
-            candidates = self._best_pages(query, most)
+        max_pages = max(self._settings["candidates"], self._settings["times_hits"] * hits)
+        if 2 * max_pages < self._vectors.pages:
+            candidates = self._best_pages(query, max_pages)
             if len(candidates) >= hits:
                 return self._vectors.max_sim_of(query, candidates)
         (scores,) = self._vectors.max_sim([query])
         return scores
 
-    def _best_pages(self, query: Vectors, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return up to `most` pages with the highest approximate MaxSim."""
-        neighbors = max(self._settings["neighbors"], most)
+    def _best_pages(self, query: Vectors, max_pages: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return up to `max_pages` pages with the highest approximate MaxSim."""
+        neighbors = max(self._settings["neighbors"], max_pages)
         similar, pages = self._index.search(query, neighbors)  # [q, neighbors], the best first
         is_hit = pages >= 0  # -1: the lists had fewer vectors
         lowest = np.where(is_hit, similar, np.inf).min(axis=1, keepdims=True)
@@ -125,6 +125,6 @@ class Candidates:
         # A page stands there once for each of its vectors.
         np.maximum.at(totals.ravel(), rows * len(scored) + columns, similar[is_hit])
         sums = totals.sum(axis=0)
-        if len(scored) > most:
-            scored = scored[np.argpartition(sums, len(sums) - most)[len(sums) - most :]]
+        if len(scored) > max_pages:
+            scored = scored[np.argpartition(sums, len(sums) - max_pages)[len(sums) - max_pages :]]
         return np.sort(scored)

@@ -79,8 +79,8 @@ def test_fewer_vectors_than_lists_are_an_index_too(tmp_path):
     vectors = np.eye(3, dtype=np.float32)
     pack([vectors[:1], vectors[1:2]], tmp_path)
     settings = build_candidates(tmp_path)
-    found = Candidates(tmp_path, settings, PackedVectors(tmp_path, is_mapped=True))
-    assert found.max_sim(vectors[:1], 1).tolist() == [1.0, 0.0]
+    candidates = Candidates(tmp_path, settings, PackedVectors(tmp_path, is_mapped=True))
+    assert candidates.max_sim(vectors[:1], 1).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no index"])
