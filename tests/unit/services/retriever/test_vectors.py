@@ -53,6 +53,13 @@ def test_max_sim_is_the_plain_one_whatever_the_shapes(
         np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
 
 
+def test_packed_vectors_are_the_file_that_numpy_would_write(tmp_path):
+    pages = [np.full((n, 3), n, np.float32) for n in (1, 0, 12_345)]
+    pack(iter(pages), tmp_path)
+    np.save(tmp_path / "whole.npy", np.concatenate(pages))
+    assert (tmp_path / "values.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
 def test_no_vectors_at_all_and_several_dimensions_are_refused(tmp_path):
     with pytest.raises(UserError, match="for no page"):
         pack([np.zeros((0, 1), np.float32)], tmp_path)
