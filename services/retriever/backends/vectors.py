@@ -27,6 +27,8 @@ _NPY_MAGIC, _HEADER_BYTES = b"\x93NUMPY\x01\x00", 128
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 #: Number of similarities computed at once: they fit into a core's caches.
 _BLOCK_SIMILARITIES = 256 * 1024
+#: Number of vectors of candidates that are multiplied at once.
+_BLOCK_VECTORS = 4096
 #: Largest relative difference of two servers' vectors of one text if they have the same model.
 #: bfloat16 and different batches cause about 1 %.
 _MAX_RELATIVE_DIFFERENCE = 0.05
@@ -161,12 +163,25 @@ class PackedVectors:
             first = last
         return list(scores)
 
-    def max_sim_of(self, query: Vectors, pages: Iterable[int]) -> Scores:
-        """Return the exact MaxSim scores of one query and these pages; -inf for all others."""
+    def max_sim_of(self, query: Vectors, pages: np.ndarray[Any, np.dtype[np.int64]]) -> Scores:
+        """Return the exact MaxSim scores of one query and these pages; -inf for all others.
+
+        Each page must have vectors."""
         scores = np.full(self.pages, -np.inf, dtype=np.float32)
-        for page in pages:
-            page_vectors = self._values[self._page_starts[page] : self._page_starts[page + 1]]
-            scores[page] = (query @ page_vectors.T).max(axis=1).sum()
+        starts, ends = self._page_starts[pages], self._page_starts[pages + 1]
+        totals = np.cumsum(ends - starts)
+        first = done = 0
+        # Pages together: with several threads, BLAS waits for all of them after each product.
+        while first < len(pages):
+            last = max(first + 1, int(np.searchsorted(totals, done + _BLOCK_VECTORS, side="right")))
+            block = slice(first, last)
+            vectors = np.concatenate(
+                [self._values[s:e] for s, e in zip(starts[block], ends[block], strict=True)]
+            )
+            offsets = totals[block] - (ends - starts)[block] - done
+            best = np.maximum.reduceat(query @ vectors.T, offsets, axis=1)
+            scores[pages[block]] = best.sum(axis=0)
+            first, done = last, totals[last - 1]
         return scores
 
 
