@@ -22,7 +22,7 @@ from services.retriever.backends.vectors import PackedVectors, Vectors
 #: Number of pages from which late interaction is approximate unless the user says otherwise.
 APPROXIMATE_FROM = 10_000
 #: Lists searched, vectors looked up, and pages scored exactly, at least.
-_PROBES, _NEIGHBORS, _CANDIDATES = 16, 1024, 400
+_PROBES, _NEIGHBORS, _CANDIDATES = 32, 4096, 400
 #: A query that asks for many hits looks up and scores this many times as many.
 _TIMES_HITS = 4
 _FILE = "candidates.faiss"
@@ -54,7 +54,7 @@ def build_candidates(folder: Path) -> dict[str, Any]:
     )
     kmeans.train(sample)
     quantizer = faiss.IndexHNSWFlat(dimension, 32, faiss.METRIC_INNER_PRODUCT)
-    quantizer.hnsw.efSearch = _PROBES  # enough for the one list of each vector
+    quantizer.hnsw.efSearch = 16  # enough for the one list of each vector
     for centroid in kmeans.centroids:  # one by one: threads would link them in another order
         quantizer.add(centroid[None])
     index = faiss.IndexIVFScalarQuantizer(
@@ -69,7 +69,7 @@ def build_candidates(folder: Path) -> dict[str, Any]:
     for start in range(0, count, _BLOCK_VECTORS):
         block = slice(start, start + _BLOCK_VECTORS)
         index.add_with_ids(np.ascontiguousarray(values[block]), pages[block])
-    quantizer.hnsw.efSearch = 4 * _PROBES
+    quantizer.hnsw.efSearch = 2 * _PROBES
     with with_path_in_error(folder / _FILE):
         faiss.write_index(index, str(folder / _FILE))
     return {
