@@ -65,7 +65,7 @@ class _WordCounts:
         """Return the words of the query."""
         return query.lower().split()
 
-    def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
+    def scores(self, queries: Sequence[Any], hits: Sequence[int]) -> list[Scores | SampleError]:
         """Return the scores of each query."""
         counts = [[sum(w in text for w in query) for text in self._texts] for query in queries]
         return [np.array([n or -np.inf for n in row], dtype=np.float32) for row in counts]

@@ -92,12 +92,12 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
     folder = WORK / f"retrieval/bm25-{sizes.pages}"
     write_index(folder, pages, [Bm25Builder("morphemes")])
     words = Words("morphemes")
-    page_words = [words.tokenize(page.text) for page in pages]
+    page_words = [words.of_page(page.text) for page in pages]
     bare = bm25s.BM25(method="lucene")
     bare.index(page_words, show_progress=False)
 
     def search_in_process(queries: Sequence[str]) -> Any:
-        queries_sent = [words.tokenize(query) for query in queries]
+        queries_sent = [words.of_query(query) for query in queries]
         return bare.retrieve(queries_sent, k=TOP_K, show_progress=False, n_threads=0)
 
     fresh = Fresh(make_queries(sizes.queries, texts))
@@ -128,7 +128,7 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
     numbers = {page.page_id: k for k, page in enumerate(pages)}
     shares = []
     for query, hits in zip(queries_sent, results, strict=True):
-        scores = plain.scores(words.tokenize(query))
+        scores = plain.scores(words.of_query(query))
         scores[scores <= 0] = -np.inf
         shares.append(recall(found_pages(hits, numbers), scores, TOP_K))
     yield Measurement(

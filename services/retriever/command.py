@@ -13,6 +13,7 @@ import typer
 from scorekit.command import clean_exit, print_line
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
+from services.retriever.backends.approximate import APPROXIMATE_FROM
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.dense import DenseBuilder
 from services.retriever.backends.late import LateBuilder, VectorFile
@@ -48,6 +49,7 @@ class _BackendOptions(NamedTuple):
     late_vectors: Path | None
     late_query_prefix: str
     late_prompt: str
+    approximate: bool | None
 
 
 _Sources = Annotated[
@@ -80,6 +82,15 @@ _LateVectors = Annotated[
 ]
 _LateQueryPrefix = Annotated[str, typer.Option(help="late: what the model wants before a query.")]
 _LatePrompt = Annotated[str, typer.Option(help="late: the text beside each picture.")]
+_Approximate = Annotated[
+    bool | None,
+    typer.Option(
+        "--approximate/--exact",
+        help="late: score the pages that an approximate index finds, or all. "
+        f"Default: all below {APPROXIMATE_FROM:,} pages.",
+        show_default=False,
+    ),
+]
 _Dpi = Annotated[float, typer.Option(min=18, max=1200, help="Of a PDF page's picture.")]
 _MaxPixels = Annotated[
     int, typer.Option(min=10_000, max=100_000_000, help="Most pixels of a page's picture.")
@@ -114,6 +125,7 @@ def make_index(
     late_vectors: _LateVectors = None,
     late_query_prefix: _LateQueryPrefix = "",
     late_prompt: _LatePrompt = "Describe the image.",
+    approximate: _Approximate = None,
     dpi: _Dpi = 144.0,
     max_pixels: _MaxPixels = 16_000_000,
     ocr: _Ocr = None,
@@ -135,12 +147,16 @@ def make_index(
         late_vectors,
         late_query_prefix,
         late_prompt,
+        approximate,
     )
+    names = list(dict.fromkeys(backend or [BackendName.BM25]))
     with clean_exit(stopped="stopped: run the same command to continue"):
+        if approximate is not None and BackendName.LATE not in names:
+            raise UserError("--approximate, --exact: only for --backend late")
         manifest = ingest(
             sources,
             index,
-            [_builder(name, options) for name in dict.fromkeys(backend or [BackendName.BM25])],
+            [_builder(name, options) for name in names],
             ReadingRules(dpi, max_pixels, ocr),
             timeout_s=page_timeout,
             workers=workers,
@@ -167,7 +183,12 @@ def _builder(name: BackendName, options: _BackendOptions) -> IndexBuilder:
             "--late-vectors"
         )
     if options.late_vectors is not None:
-        return VectorFile(options.late_vectors, options.late_model, options.late_query_prefix)
+        return VectorFile(
+            options.late_vectors,
+            options.late_model,
+            options.late_query_prefix,
+            approximate=options.approximate,
+        )
     assert options.late_url is not None
     return LateBuilder(
         options.late_url,
@@ -175,6 +196,7 @@ def _builder(name: BackendName, options: _BackendOptions) -> IndexBuilder:
         key=os.environ.get("VLLM_API_KEY"),
         query_prefix=options.late_query_prefix,
         prompt=options.late_prompt,
+        approximate=options.approximate,
     )
 
 
@@ -186,9 +208,13 @@ def _print_summary(manifest: Manifest) -> None:
         print_line(f"and {len(manifest.skipped) - _MAX_LISTED} more: index.json lists them")
     _print_pages("without text", manifest.textless)
     _print_pages("without a vector", manifest.backends.get("dense", {}).get("without", []))
+    backends = [
+        f"{name} (approximate)" if "approximate" in settings else name
+        for name, settings in manifest.backends.items()
+    ]
     typer.echo(
         f"{manifest.pages} pages of {manifest.documents} documents, "
-        f"{', '.join(manifest.backends)}; state {manifest.revision}"
+        f"{', '.join(backends)}; state {manifest.revision}"
     )
 
 

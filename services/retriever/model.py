@@ -128,7 +128,10 @@ class RetrieverBackend:
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Return a ranking for each query."""
         encoded_queries: list[_EncodedQuery] = [encoded.payload for encoded in batch]
-        outcomes = self._searcher.scores([encoded.query for encoded in encoded_queries])
+        outcomes = self._searcher.scores(
+            [encoded.query for encoded in encoded_queries],
+            [encoded.top_k + len(encoded.without) for encoded in encoded_queries],
+        )
         return [
             scores
             if isinstance(scores, SampleError)

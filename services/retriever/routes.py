@@ -100,6 +100,8 @@ class PageRoutes:
         return record
 
     async def _body(self, page: PageRecord, image_request: ImageRequest) -> bytes:
+        if image_request == ImageRequest():  # it is only read, so it need not wait for the others
+            return await asyncio.to_thread(self._read, page, image_request)
         async with self._slots:
             return await asyncio.to_thread(self._read, page, image_request)
 

@@ -45,7 +45,7 @@ class Bm25Builder:
         words = Words(self._korean)
         texts = []
         for page in pages:
-            texts.append(words.tokenize(page.text))
+            texts.append(words.of_page(page.text))
             step(1)
         # Sorted, so that the same pages give the same files.
         ids = {word: k for k, word in enumerate(sorted({w for text in texts for w in text}))}
@@ -84,9 +84,9 @@ class Bm25Searcher:
 
     def read(self, query: str) -> Any:
         """Return the ids of the query's words that are in the index."""
-        return self._model.get_tokens_ids(self._words.tokenize(query))
+        return self._model.get_tokens_ids(self._words.of_query(query))
 
-    def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
+    def scores(self, queries: Sequence[Any], hits: Sequence[int]) -> list[Scores | SampleError]:
         """Return the scores of each query; -inf for a page with none of its words."""
         return [self._scores(ids) for ids in queries]
 
@@ -101,5 +101,5 @@ def _word_versions(words: Words) -> dict[str, str | None]:
 
     words: a digest of the probe's words."""
     libraries = ["bm25s", *(["kiwipiepy"] if words.korean == "morphemes" else [])]
-    probe_words = "\0".join(words.tokenize(PROBE)).encode()
+    probe_words = "\0".join([*words.of_page(PROBE), "", *words.of_query(PROBE)]).encode()
     return installed_versions(*libraries) | {"words": hashlib.sha256(probe_words).hexdigest()[:16]}

@@ -159,7 +159,7 @@ class DenseSearcher:
         """Return the text to embed."""
         return self._prefix + query
 
-    def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
+    def scores(self, queries: Sequence[Any], hits: Sequence[int]) -> list[Scores | SampleError]:
         """Return the cosine of each query and each page's best chunk.
 
         A query without a vector fails."""

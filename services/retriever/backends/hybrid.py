@@ -35,10 +35,10 @@ class HybridSearcher:
         """Return what each backend reads from the query."""
         return [part.read(query) for part in self._parts]
 
-    def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
+    def scores(self, queries: Sequence[Any], hits: Sequence[int]) -> list[Scores | SampleError]:
         """Return the scores of each query."""
         by_part = [
-            part.scores([query[k] for query in queries]) for k, part in enumerate(self._parts)
+            part.scores([query[k] for query in queries], hits) for k, part in enumerate(self._parts)
         ]
         return [_fused(part_scores) for part_scores in zip(*by_part, strict=True)]
 

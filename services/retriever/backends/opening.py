@@ -31,8 +31,10 @@ class Searcher(Protocol):
         """Return what `scores` needs from a query."""
         ...
 
-    def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
-        """Return the scores of each query, in the form that `read` returns."""
+    def scores(self, queries: Sequence[Any], hits: Sequence[int]) -> list[Scores | SampleError]:
+        """Return the scores of each query, in the form that `read` returns.
+
+        hits: the number of pages of each query that must have a score, if so many are hits."""
         ...
 
 

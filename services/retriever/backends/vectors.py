@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from scorekit.errors import UserError
-from scorekit.files import write_atomic
+from scorekit.files import with_path_in_error, write_atomic
 from services.retriever.backends.ranking import Scores
 
 #: Seconds that a query may wait for its vectors, retries included.
 SERVER_DEADLINE_S = 30.0
 
+#: The start of a .npy file of version 1.0, and the length of its header with it.
+_NPY_MAGIC, _HEADER_BYTES = b"\x93NUMPY\x01\x00", 128
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 #: Number of similarities computed at once: they fit into a core's caches.
 _BLOCK_SIMILARITIES = 256 * 1024
+#: Number of vectors of candidates that are multiplied at once.
+_BLOCK_VECTORS = 4096
 #: Largest relative difference of two servers' vectors of one text if they have the same model.
 #: bfloat16 and different batches cause about 1 %.
 _MAX_RELATIVE_DIFFERENCE = 0.05
@@ -86,38 +90,53 @@ def of_length_one(vectors: Vectors) -> Vectors:
     return np.asarray(vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), dtype=np.float32)
 
 
-def pack(vectors: Sequence[Vectors], folder: Path) -> int:
+def pack(vectors: Iterable[Vectors], folder: Path) -> int:
     """Write the vectors of all pages in order; return their dimension.
 
     Raises UserError if no page has vectors, or if their dimensions differ."""
-    dimensions = {page_vectors.shape[1] for page_vectors in vectors if len(page_vectors)}
-    if len(dimensions) != 1:
-        problem = f"of {len(dimensions)} dimensions" if dimensions else "for no page"
-        raise UserError(f"vectors {problem}: nothing could be searched")
-    (dimension,) = dimensions
-    starts = np.cumsum([0, *(len(page_vectors) for page_vectors in vectors)], dtype=np.int64)
-    np.save(folder / "starts.npy", starts, allow_pickle=False)
-    # Written through a memory map: late-interaction vectors take gigabytes.
-    shape = (int(starts[-1]), dimension)
+    dimensions: set[int] = set()
+    counts = []
     path = folder / "values.npy"
-    values: Any = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
-    for page_vectors, start in zip(vectors, starts[:-1], strict=True):
-        values[start : start + len(page_vectors)] = page_vectors
-    values.flush()
+    # Written page by page: late-interaction vectors take gigabytes.
+    with with_path_in_error(path), path.open("wb") as file:
+        _write_header(file, 0, 1)
+        for page_vectors in vectors:
+            counts.append(len(page_vectors))
+            if len(page_vectors):
+                dimensions.add(page_vectors.shape[1])
+                file.write(np.ascontiguousarray(page_vectors, dtype=np.float32).data)
+        if len(dimensions) != 1:
+            problem = f"of {len(dimensions)} dimensions" if dimensions else "for no page"
+            raise UserError(f"vectors {problem}: nothing could be searched")
+        (dimension,) = dimensions
+        file.seek(0)
+        _write_header(file, sum(counts), dimension)
+    starts = np.cumsum([0, *counts], dtype=np.int64)
+    np.save(folder / "starts.npy", starts, allow_pickle=False)
     return dimension
 
 
-class PackedVectors:
-    """The vectors that `pack` has written, in memory."""
+def _write_header(file: IO[bytes], rows: int, columns: int) -> None:
+    """Write the header of a .npy file. Its length is the same for all shapes."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}"
+    length = _HEADER_BYTES - len(_NPY_MAGIC) - 2
+    file.write(_NPY_MAGIC + length.to_bytes(2, "little") + header.ljust(length - 1).encode())
+    file.write(b"\n")
 
-    def __init__(self, folder: Path) -> None:
-        self._values: Vectors = np.load(folder / "values.npy", allow_pickle=False)
-        if not self._values.any(
-            axis=1
-        ).all():  # an older version did not check the servers' vectors
+
+class PackedVectors:
+    """The vectors that `pack` has written, in memory. is_mapped: they stay on the disk."""
+
+    def __init__(self, folder: Path, *, is_mapped: bool = False) -> None:
+        self._values: Vectors = np.load(
+            folder / "values.npy", mmap_mode="r" if is_mapped else None, allow_pickle=False
+        )
+        # An older version did not check the servers' vectors. It wrote no index that is mapped.
+        if not is_mapped and not self._values.any(axis=1).all():
             raise UserError(f"{folder}: a vector of zeros. Ingest the pages again.")
-        starts = np.load(folder / "starts.npy", allow_pickle=False)
-        self._pages = len(starts) - 1
+        starts: Any = np.load(folder / "starts.npy", allow_pickle=False)
+        self.pages = len(starts) - 1
+        self._page_starts = starts
         self._owners = np.flatnonzero(np.diff(starts))  # pages with vectors
         self._starts = starts[:-1][self._owners]
         self._ends = starts[1:][self._owners]
@@ -130,7 +149,7 @@ class PackedVectors:
         page (Khattab & Zaharia 2020, ColBERT, eq. 3); -inf for a page without vectors."""
         query_vectors = np.concatenate(queries)
         query_starts = np.cumsum([0, *(len(query) for query in queries)])[:-1]
-        scores = np.full((len(queries), self._pages), -np.inf, dtype=np.float32)
+        scores = np.full((len(queries), self.pages), -np.inf, dtype=np.float32)
         max_vectors = max(1, _BLOCK_SIMILARITIES // len(query_vectors))
         first = 0
         while first < len(self._owners):
@@ -143,6 +162,27 @@ class PackedVectors:
             scores[:, self._owners[first:last]] = np.add.reduceat(best, query_starts, axis=0)
             first = last
         return list(scores)
+
+    def max_sim_of(self, query: Vectors, pages: np.ndarray[Any, np.dtype[np.int64]]) -> Scores:
+        """Return the exact MaxSim scores of one query and these pages; -inf for all others.
+
+        Each page must have vectors."""
+        scores = np.full(self.pages, -np.inf, dtype=np.float32)
+        starts, ends = self._page_starts[pages], self._page_starts[pages + 1]
+        totals = np.cumsum(ends - starts)
+        first = done = 0
+        # Pages together: with several threads, BLAS waits for all of them after each product.
+        while first < len(pages):
+            last = max(first + 1, int(np.searchsorted(totals, done + _BLOCK_VECTORS, side="right")))
+            block = slice(first, last)
+            vectors = np.concatenate(
+                [self._values[s:e] for s, e in zip(starts[block], ends[block], strict=True)]
+            )
+            offsets = totals[block] - (ends - starts)[block] - done
+            best = np.maximum.reduceat(query @ vectors.T, offsets, axis=1)
+            scores[pages[block]] = best.sum(axis=0)
+            first, done = last, totals[last - 1]
+        return scores
 
 
 def check_same_model(probe_path: Path, probe: Vectors, server: str) -> None:

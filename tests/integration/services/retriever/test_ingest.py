@@ -321,6 +321,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         ([deck, "--backend", "dense"], "--embeddings-url"),
         ([deck, "--backend", "late"], "--late-model"),
         ([deck, "--backend", "late", "--late-model", "m"], "--late-url and --late-vectors"),
+        ([deck, "--approximate"], "only for --backend late"),
         ([deck, "--ocr", "none"], "--ocr none"),
         ([tmp_path / "none.pdf"], "no such file or folder"),
     ]:

@@ -263,8 +263,8 @@ def test_a_text_over_the_models_limit_is_embedded_in_pieces(embedder_url, tmp_pa
     assert ranked(result)[0][0] == "long_1"
 
 
-def file_index(built_index, folder, path):
-    ingest([built_index.sources], folder, [VectorFile(path, "col")])
+def file_index(built_index, folder, path, **options):
+    ingest([built_index.sources], folder, [VectorFile(path, "col", **options)])
     return folder
 
 
@@ -285,6 +285,31 @@ def test_vectors_from_a_file(built_index, pooling, tmp_path, kind):
     got = dict(ranked(result))
     assert got.keys() == want.keys()
     assert all(abs(got[page] - want[page]) < 1e-2 for page in want)
+
+
+def test_an_approximate_index_says_so_and_a_damaged_one_is_refused(built_index, pooling, tmp_path):
+    pages = pages_of(built_index.index)
+    png = Index(built_index.index).paths.image_path
+    vectors = {p.page_id: picture_vectors(png(p.picture).read_bytes()) for p in pages}
+    save_file(vectors, tmp_path / "v.safetensors")
+    servers = Servers(late_url=pooling.url)
+    infos = []
+    for approximate in (None, True):  # so few pages are searched exactly unless asked for
+        index = file_index(
+            built_index, tmp_path / "index", tmp_path / "v.safetensors", approximate=approximate
+        )
+        with running_service(RetrieverBackend(index, servers=servers)) as url:
+            has_pages(search(url, ["rice"])[0], late_scores(index, "rice"))
+            infos.append(httpx.get(f"{url}/v1/info").json())
+    exact, approximate = infos
+    assert "approximate" not in exact["settings"]["late"]
+    assert approximate["settings"]["late"]["approximate"]["candidates"] == 400
+    assert exact["revision"] != approximate["revision"]
+    (path,) = index.rglob("candidates.faiss")
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-1] + b"?"), path.unlink):
+        damage()
+        with pytest.raises(UserError, match="the files are damaged"):
+            RetrieverBackend(index, servers=servers).load()
 
 
 @pytest.mark.parametrize(

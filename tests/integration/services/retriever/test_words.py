@@ -24,17 +24,34 @@ def morphemes():
         ("?! …", []),
         ("데이터", ["데이", "이터"]),
         ("한 줄", ["한", "줄"]),
+        ("水", ["水"]),
+        ("水 价格", ["水", "价格"]),
+        ("“물”", ["물", "물*"]),
     ],
 )
 def test_words_without_a_model(text, words):
-    assert Words("bigrams").tokenize(text) == words
+    assert Words("bigrams").of_query(text) == words
 
 
 def test_particles_and_endings_are_no_words(morphemes):
     first, second = (
-        morphemes.tokenize("서울의 인구가 줄었다"),
-        morphemes.tokenize("인구는 서울에서 줄어든다"),
+        morphemes.of_page("서울의 인구가 줄었다"),
+        morphemes.of_page("인구는 서울에서 줄어든다"),
     )
     assert {"서울", "인구", "줄"} <= set(first) and {"서울", "인구"} <= set(second)
     assert not {"의", "가", "는", "에서"} & {*first, *second}
-    assert morphemes.tokenize("GDP가 2.5% 늘었다")[:2] == ["gdp", "2.5"]
+    assert morphemes.of_page("GDP가 2.5% 늘었다")[:2] == ["gdp", "2.5"]
+
+
+def test_each_chinese_character_of_a_page_is_a_word_and_the_first_syllable_of_a_korean_word():
+    assert Words("bigrams").of_page("人口統 물을 값") == [
+        *("人口", "口統", "人", "口", "統"),
+        *("물을", "물*"),
+        "값",
+    ]
+
+
+def test_a_noun_of_one_syllable_is_a_word_even_if_it_reads_as_a_verb(morphemes):
+    assert morphemes.of_query("금")[0] != "금" and "금" in morphemes.of_query("금")
+    assert "금" in morphemes.of_page("금과 은")
+    assert morphemes.of_query("물").count("물") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from scorekit.errors import UserError
@@ -18,11 +19,12 @@ def built_index(tmp_path):
     return tmp_path, Bm25Builder("bigrams").build(pages, tmp_path, paths)
 
 
-def test_an_index_of_other_words_is_refused(built_index, monkeypatch):
+@pytest.mark.parametrize("method", ["of_page", "of_query"])
+def test_an_index_of_other_words_is_refused(built_index, monkeypatch, method):
     folder, settings = built_index
     Bm25Searcher(folder, settings)
-    before = words.Words.tokenize
-    monkeypatch.setattr(words.Words, "tokenize", lambda self, text: before(self, text)[1:])
+    before = getattr(words.Words, method)
+    monkeypatch.setattr(words.Words, method, lambda self, text: before(self, text)[1:])
     with pytest.raises(UserError, match="made with another version of words: ingest it again"):
         Bm25Searcher(folder, settings)
 
@@ -31,3 +33,19 @@ def test_an_index_of_another_library_is_refused(built_index):
     folder, settings = built_index
     with pytest.raises(UserError, match="another version of bm25s"):
         Bm25Searcher(folder, settings | {"bm25s": "0.0.1"})
+
+
+@pytest.mark.parametrize(
+    ("query", "pages"),
+    [("水", [0, 1]), ("价格", [1]), ("水价", []), ("물", [2]), ("값", [3]), ("선물", [4])],
+)
+def test_single_characters_are_found_and_longer_queries_still_need_pairs(tmp_path, query, pages):
+    texts = ["海水淡化", "水的价格", "찬 물을 마신다", "값", "선물", "word"]
+    records = [
+        page.model_copy(update={"boxes": [page.boxes[0].model_copy(update={"text": text})]})
+        for page, text in zip(make_pages(6, [f"w{k}" for k in range(20)]), texts, strict=True)
+    ]
+    settings = Bm25Builder("bigrams").build(records, tmp_path, IndexPaths(*[tmp_path] * 3))
+    searcher = Bm25Searcher(tmp_path, settings)
+    (scores,) = searcher.scores([searcher.read(query)], [10])
+    assert np.flatnonzero(scores > -np.inf).tolist() == pages

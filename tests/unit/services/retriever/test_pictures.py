@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from services.retriever.index.images import UnreadableImage, read_image
+from services.retriever.index.images import (
+    ImageRequest,
+    UnreadableImage,
+    png_of,
+    read_image,
+    sha256,
+)
+from services.retriever.index.reader import IndexPaths
+from services.retriever.index.records import PageContent
+from services.retriever.routes import AT_ONCE, PageRoutes
 
 
 def file_of(image, kind="png", **more):
@@ -42,3 +52,19 @@ def test_what_is_transparent_is_white():
 def test_a_small_file_of_many_pixels_is_not_decoded():
     with pytest.raises(UnreadableImage, match="too many pixels"):
         read_image(file_of(Image.new("1", (9000, 9000))), 10**6)
+
+
+async def read_while_parts_wait(paths, page):
+    routes = PageRoutes(paths)
+    for _ in range(AT_ONCE):
+        await routes._slots.acquire()
+    return await routes._body(page, ImageRequest())
+
+
+def test_a_whole_picture_does_not_wait_for_parts_of_others(tmp_path):
+    png = png_of(Image.new("RGB", (4, 3)))
+    paths = IndexPaths(tmp_path, tmp_path, tmp_path)
+    (path := paths.image_path(sha256(png))).parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png)
+    content = PageContent(width=4, height=3, picture=sha256(png))
+    assert asyncio.run(asyncio.wait_for(read_while_parts_wait(paths, content), 60)) == png

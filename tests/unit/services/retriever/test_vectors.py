@@ -53,6 +53,13 @@ def test_max_sim_is_the_plain_one_whatever_the_shapes(
         np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
 
 
+def test_packed_vectors_are_the_file_that_numpy_would_write(tmp_path):
+    pages = [np.full((n, 3), n, np.float32) for n in (1, 0, 12_345)]
+    pack(iter(pages), tmp_path)
+    np.save(tmp_path / "whole.npy", np.concatenate(pages))
+    assert (tmp_path / "values.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
+
+
 def test_no_vectors_at_all_and_several_dimensions_are_refused(tmp_path):
     with pytest.raises(UserError, match="for no page"):
         pack([np.zeros((0, 1), np.float32)], tmp_path)
@@ -102,7 +109,7 @@ class Part:
     def read(self, query):
         return query
 
-    def scores(self, queries):
+    def scores(self, queries, hits):
         return [self.answers[query] for query in queries]
 
 
@@ -110,7 +117,7 @@ def test_a_fused_query_fails_with_any_of_its_parts():
     error = SampleError("upstream", "away")
     good = np.array([1.0, -np.inf, 3.0], np.float32)
     fused = HybridSearcher([Part({"a": good, "b": good}), Part({"a": good, "b": error})])
-    fused_scores, failed = fused.scores([fused.read("a"), fused.read("b")])
+    fused_scores, failed = fused.scores([fused.read("a"), fused.read("b")], [10, 10])
     assert failed is error
     np.testing.assert_allclose(fused_scores, [2 / 62, -np.inf, 2 / 61], rtol=1e-6)
 
