@@ -55,7 +55,8 @@ def build_candidates(folder: Path) -> dict[str, Any]:
     kmeans.train(sample)
     quantizer = faiss.IndexHNSWFlat(dimension, 32, faiss.METRIC_INNER_PRODUCT)
     quantizer.hnsw.efSearch = 16  # enough for the one list of each vector
-    for centroid in kmeans.centroids:  # one by one: threads would link them in another order
+    centroids: Any = kmeans.centroids  # faiss declares that they may be None: before `train`
+    for centroid in centroids:  # one by one: threads would link them in another order
         quantizer.add(centroid[None])
     index = faiss.IndexIVFScalarQuantizer(
         quantizer,
@@ -92,8 +93,9 @@ class Candidates:
 
         self._settings, self._vectors = settings, vectors
         path = folder / _FILE
+        flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
         try:
-            self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+            self._index: Any = faiss.read_index(str(path), flags)
         except RuntimeError:
             raise UserError(
                 f"{path}: missing, or not readable by faiss {faiss.__version__}. Ingest again"
