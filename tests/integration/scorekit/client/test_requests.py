@@ -246,7 +246,7 @@ def test_a_service_that_never_answers_is_given_up_at_the_deadline(stream):
     with running_app(hanging) as url:
         wait_ready(url)
         try:
-            with pytest.raises(ServiceUnreachable, match="no answer in 1 s"):
+            with pytest.raises(ServiceUnreachable, match=r"no answer in [\d.]+ s"):
                 if stream:
                     _stream(url, SAMPLES, deadline_s=1.0)
                 else:
