@@ -10,7 +10,7 @@ similarity that it found, as in XTR (Lee et al. 2023), and only the best pages a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class Candidates:
         path = folder / _FILE
         flags = faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY
         try:
-            self._index: Any = faiss.read_index(str(path), flags)
+            self._index = cast(Any, faiss.read_index(str(path), flags))
         except RuntimeError:
             raise UserError(
                 f"{path}: missing, or not readable by faiss {faiss.__version__}. Ingest again"
