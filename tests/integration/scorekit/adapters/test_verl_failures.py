@@ -190,6 +190,7 @@ def test_a_lost_completion_leaves_its_group_and_the_others_stay(results):
     group, token_group = results["group"], results["token_group"]
     assert group["status"] == token_group["status"] == "failure"
     for answer in (group, token_group):
-        assert sorted(answer["rm_scores"]) == ["p_0_0", "p_2_0"]
-        for key, text in (("p_0_0", "가"), ("p_2_0", "나")):
-            assert answer["rm_scores"][key][-1] == pytest.approx(_score(text), abs=1e-6)
+        # verl asks for the three at once, so the lost text may be any of them.
+        assert len(answer["rm_scores"].keys() & {"p_0_0", "p_1_0", "p_2_0"}) == 2
+        rewards = sorted(scores[-1] for scores in answer["rm_scores"].values())
+        assert rewards == pytest.approx(sorted(map(_score, ("가", "나"))), abs=1e-6)
