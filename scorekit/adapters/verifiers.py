@@ -150,7 +150,10 @@ class TranslationRowTask(vf.Task[TranslationData, vf.State, TranslationTaskConfi
 
     async def _score(self, trace: Any) -> tuple[ScoredText, str]:
         settings = translation_settings(self.config.reward)
-        text = trace.assistant_messages[-1].content or "" if trace.assistant_messages else ""
+        if not trace.assistant_messages:  # verifiers scores what its limits have stopped, too
+            message = f"no answer of the policy before {trace.stop_condition or 'the end'}"
+            raise SampleError("upstream", message)
+        text = trace.assistant_messages[-1].content or ""
         key = json.dumps(self.config.reward, sort_keys=True, default=str)
         rewards = once_per_loop(f"verifiers {key}", lambda: _client_of(settings))
         fields = {**self.data.row, "finish_reason": trace.calls[-1].finish_reason}

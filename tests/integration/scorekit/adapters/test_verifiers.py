@@ -107,6 +107,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 env=limited,
                 task={"metrics": {"n": {"fn": UNENDING}}},
             ),
+            "unanswered": _call(url, single, reward, env={"agent": {"max_turns": 0}}),
             "no_reward": _call(url, single, {}),
             "groups": _call(url, single, {"definition": groups}),
             "recorded": [
@@ -191,6 +192,12 @@ def test_scoring_that_verifiers_stops_is_an_error(results: Any) -> None:
     assert not episode["ok"] and not episode["episode_ok"]
     assert episode["stop"] == "scoring_timeout" and episode["rewards"]["translation_reward"] is None
     assert "scoring ended without it" in episode["errors"][0]
+
+
+def test_an_answer_that_never_came_is_no_empty_translation(results: Any) -> None:
+    (episode,) = results["unanswered"]["episodes"]
+    assert not episode["ok"] and episode["rewards"] == {"translation_reward": None}
+    assert episode["info"]["error"].endswith("no answer of the policy before max_turns")
 
 
 def test_a_mistake_is_one_line(results: Any) -> None:
