@@ -100,6 +100,19 @@ def test_a_trace_whose_spans_do_not_fit_is_in_no_mean(caplog: pytest.LogCaptureF
     assert caplog.text.count("is left out") == 2
 
 
+@pytest.mark.parametrize("component", [None, "xcomet"])
+def test_a_trace_whose_span_component_failed_is_in_no_mean(
+    component: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [trace_of(TEXT, 2.0, [span(5, 8)]), trace_of("정원", -1.0, [])]
+    failed = trace_of("정원", 50.0, [])
+    components = {"component/metricx": 1.0, "component/xcomet": None}  # xcomet has weight 0
+    failed.info["scorekit"] |= {"spans": {}, "components": components}
+    values = span_advantages([*good, failed], small_qwen(), span_component=component)
+    assert values[:2] == span_advantages(good, small_qwen())
+    assert not any(values[2]) and "is left out" in caplog.text
+
+
 def test_a_refused_text_has_its_reward_and_no_spans() -> None:
     refused = trace_of("정원", -4.0, [])
     refused.info["scorekit"] |= {"spans": {}, "is_refused_text": True}
