@@ -41,8 +41,9 @@ def span_advantages(
 
     Reward of the trace plus the rewards of its error spans on their tokens, normalized as `norm`
     says (`scorekit.credit.compute_advantages`). A token that the service has not read gets 0, and
-    so does each token of a trace whose spans do not fit its ids, or whose component has failed
-    (one with weight 0 may): that one is logged, and is in no mean. prime-rl leaves tokens with 0 out of the loss (`filter_zero_advantages`, its default).
+    so does each token of a trace whose spans do not fit its ids, or whose component has failed (one
+    with weight 0 may): that one is logged, and is in no mean. prime-rl leaves tokens with 0 out of
+    the loss (`filter_zero_advantages`, its default).
 
     tokenizer: of the policy. span_component: the component whose spans count; None: the only one.
     stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
@@ -133,7 +134,7 @@ def _credit(
 
 
 def _spans(info: Mapping[str, Any], component: str | None) -> dict[str, Any] | None:
-    """Return the spans of a component; None: it has failed, for this text alone as far as known."""
+    """Return the spans of a component; None: it has failed for this text."""
     spans: Mapping[str, dict[str, Any]] = info["spans"]
     if component is None and len(spans) == 1:
         return next(iter(spans.values()))
