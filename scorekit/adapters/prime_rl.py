@@ -21,6 +21,7 @@ from scorekit.credit import (
     compute_advantages,
     decode_completion,
 )
+from scorekit.credit.text_parts import positions_of
 from scorekit.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,9 @@ def _credit(
     text = info["mt"]
     raw = decode_completion(tokenizer, ids[:-1] if ids[-1] in stop_ids else ids)
     begin = raw.rfind(text)  # what comes before is a think block, which may quote it
+    if repeats := info["mt_repeats"]:
+        positions = positions_of(text, raw)
+        begin = positions[-1 - repeats] if len(positions) > repeats else len(raw)
     try:
         return assign_credit(
             tokenizer,
@@ -124,7 +128,7 @@ def _credit(
             marked["error_spans"],
             severity_weights,
             text=text,
-            text_start=None if begin < 0 else begin,
+            text_start=None if begin < 0 or repeats is None else begin,
             stop_ids=stop_ids,
             mt_covered=marked["mt_covered"],
         )
@@ -138,7 +142,7 @@ def _spans(info: Mapping[str, Any], component: str | None) -> dict[str, Any] | N
     spans: Mapping[str, dict[str, Any]] = info["spans"]
     if component is None and len(spans) == 1:
         return next(iter(spans.values()))
-    if component in spans:
+    if component is not None and component in spans:
         return spans[component]
     failed = {
         name.removeprefix("component/")

@@ -83,6 +83,16 @@ def test_a_translation_behind_a_think_block_that_quotes_it_is_found() -> None:
     assert tokenizer.decode(hit).strip() == "red"
 
 
+@pytest.mark.parametrize(("repeats", "hit"), [(0, [2]), (1, [0]), (2, []), (None, [])])
+def test_a_translation_that_stands_there_again_is_found_where_it_was_cut_from(
+    repeats: int | None, hit: list[int]
+) -> None:
+    trace = trace_of("red\nred", 1.0, [span(0, 3)], mt="red")
+    trace.info["scorekit"]["mt_repeats"] = repeats
+    (values,) = span_advantages([trace], small_qwen(), norm="grpo")
+    assert [index for index, value in enumerate(values) if value] == hit
+
+
 def test_tokens_that_the_service_has_not_read_have_none() -> None:
     cut = trace_of(TEXT, 1.0, [])
     cut.info["scorekit"]["spans"]["xcomet"]["mt_covered"] = 4
