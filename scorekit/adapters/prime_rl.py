@@ -21,6 +21,7 @@ from scorekit.credit import (
     compute_advantages,
     decode_completion,
 )
+from scorekit.credit.text_parts import positions_of
 from scorekit.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,9 @@ def span_advantages(
 
     Reward of the trace plus the rewards of its error spans on their tokens, normalized as `norm`
     says (`scorekit.credit.compute_advantages`). A token that the service has not read gets 0, and
-    so does each token of a trace whose spans do not fit its ids: that one is logged, and is in no
-    mean. prime-rl leaves tokens with 0 out of the loss (`filter_zero_advantages`, its default).
+    so does each token of a trace whose spans do not fit its ids, or whose component has failed (one
+    with weight 0 may): that one is logged, and is in no mean. prime-rl leaves tokens with 0 out of
+    the loss (`filter_zero_advantages`, its default).
 
     tokenizer: of the policy. span_component: the component whose spans count; None: the only one.
     stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
@@ -104,15 +106,21 @@ def _credit(
     severity_weights: Mapping[str, float | None],
     stop_ids: Sequence[int],
 ) -> TokenCredit | None:
-    """Return the rewards of one trace's tokens; None: its spans do not fit its ids."""
+    """Return the rewards of one trace's tokens; None: no spans, or they do not fit its ids."""
     info = _info(trace)
     # No service has read a refused text; its reward counts for all of it.
-    marked: dict[str, Any] = {"error_spans": [], "mt_covered": None}
+    marked: dict[str, Any] | None = {"error_spans": [], "mt_covered": None}
     if not info["is_refused_text"]:
-        marked = _spans(info["spans"], span_component)
+        marked = _spans(info, span_component)
+    if marked is None:
+        log.warning("trace %s has no error spans, and is left out: they failed", trace.id)
+        return None
     text = info["mt"]
     raw = decode_completion(tokenizer, ids[:-1] if ids[-1] in stop_ids else ids)
     begin = raw.rfind(text)  # what comes before is a think block, which may quote it
+    if repeats := info["mt_repeats"]:
+        positions = positions_of(text, raw)
+        begin = positions[-1 - repeats] if len(positions) > repeats else len(raw)
     try:
         return assign_credit(
             tokenizer,
@@ -120,7 +128,7 @@ def _credit(
             marked["error_spans"],
             severity_weights,
             text=text,
-            text_start=None if begin < 0 else begin,
+            text_start=None if begin < 0 or repeats is None else begin,
             stop_ids=stop_ids,
             mt_covered=marked["mt_covered"],
         )
@@ -129,12 +137,21 @@ def _credit(
         return None
 
 
-def _spans(spans: Mapping[str, dict[str, Any]], component: str | None) -> dict[str, Any]:
+def _spans(info: Mapping[str, Any], component: str | None) -> dict[str, Any] | None:
+    """Return the spans of a component; None: it has failed for this text."""
+    spans: Mapping[str, dict[str, Any]] = info["spans"]
     if component is None and len(spans) == 1:
         return next(iter(spans.values()))
-    if component is None or component not in spans:
-        names = ", ".join(spans) or "none"
-        raise UserError(
-            f"span_component: {component!r} marks no error spans. Set one of those that do: {names}"
-        )
-    return spans[component]
+    if component is not None and component in spans:
+        return spans[component]
+    failed = {
+        name.removeprefix("component/")
+        for name, value in info["components"].items()
+        if name.startswith("component/") and value is None
+    }
+    if component in failed or (component is None and not spans and failed):
+        return None
+    names = ", ".join(spans) or "none"
+    raise UserError(
+        f"span_component: {component!r} marks no error spans. Set one of those that do: {names}"
+    )

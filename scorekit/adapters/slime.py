@@ -10,9 +10,10 @@ slime.yaml has the settings of RewardSettings, which may also come from SCOREKIT
     scorekit: {definition: /path/reward.yaml, src_key: src}
 
 A sample's fields are those of `metadata` and of its label (a JSON object, or a text, `label`), and
-`finish_reason`. A completion that cannot be scored has the reward NaN and `remove_sample`: it
-leaves the loss, and the mean and deviation of its group. If no sample was scored for `deadline_s`,
-the function raises. slime waits for it without a limit, so `deadline_s` bounds each call.
+`finish_reason`. A completion that cannot be scored, or whose status is `failed` or `aborted`, has
+the reward NaN and `remove_sample`: it leaves the loss, and the mean and deviation of its group. If
+no sample was scored for `deadline_s`, the function raises. slime waits for it without a limit, so
+`deadline_s` bounds each call.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import logging
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -49,6 +51,8 @@ _SCALED = ("grpo", "gspo", "cispo")
 _RAW = ("ppo", "reinforce_plus_plus")
 #: Of the values of `Sample.Status`; of others it is not known.
 _FINISH_REASONS = {"truncated": "length", "completed": "stop"}
+#: Statuses of a completion that the policy could not finish. Its text is no translation.
+_NOT_GENERATED = ("failed", "aborted")
 
 
 class SlimeRewards:
@@ -134,6 +138,9 @@ async def reward(args: Any, sample: Any, **_: Any) -> Any:
     _check_args(args)
     samples = sample if isinstance(sample, list) else [sample]
     results = await _rewards_of(args).score(samples, is_group=bool(args.group_rm))
+    for index, status in enumerate(sample.status.value for sample in samples):
+        if status in _NOT_GENERATED:
+            results[index] = replace(results[index], reward=None, reason=f"slime: {status}")
     columns = component_columns(results)
     values = []
     for index, result in enumerate(results):

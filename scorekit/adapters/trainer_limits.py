@@ -46,7 +46,7 @@ def check_clip_range(
     """
     (low, high), (clip_low, clip_high) = rewards, clip_range
     option = f"--clip-range {clip_low:g} {clip_high:g}"
-    if clip_low >= clip_high:
+    if not clip_low < clip_high:  # also where one is NaN, outside of which nothing is
         raise UserError(f"{option}: the first number must be less than the second")
     bounds = f"{_number(low)} to {_number(high)}"
     if (math.isfinite(low) and low < clip_low) or (math.isfinite(high) and high > clip_high):

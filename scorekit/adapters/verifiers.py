@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import verifiers.v1 as vf
@@ -23,6 +23,7 @@ from scorekit.adapters.composite import check_no_group_rules, definition_of, onc
 from scorekit.adapters.prime_rl import INFO
 from scorekit.adapters.rewards import RewardSettings, reward_settings
 from scorekit.adapters.verl import DefinitionRewards, ScoredText, ServiceRewards
+from scorekit.credit.text_parts import position_by_marking, positions_of
 from scorekit.errors import SampleError
 from scorekit.prompts import load_postprocess
 from scorekit.schemas import Scored
@@ -137,25 +138,30 @@ class TranslationRowTask(vf.Task[TranslationData, vf.State, TranslationTaskConfi
         trace.info[INFO] = info
         try:
             async with asyncio.timeout(limit_s):
-                scored, mt = await self._score(trace)
+                scored, text = await self._score(trace)
         except TimeoutError:
             info |= {"status": "late", "error": "no score before the limit for scoring"}
             raise SampleError("timeout", f"no score within {limit_s:g} s") from None
         except Exception as error:
             info["error"] = f"{type(error).__name__}: {error}"
             raise
-        info |= {"status": "ok", "reward": scored.reward, **_details(scored, mt)}
+        info |= {"status": "ok", "reward": scored.reward, **_details(scored)}
+        info |= _scored_part(
+            load_postprocess(translation_settings(self.config.reward).postprocess), text
+        )
         trace.record_metrics({k: v for k, v in info["components"].items() if v is not None})
         return scored.reward
 
     async def _score(self, trace: Any) -> tuple[ScoredText, str]:
         settings = translation_settings(self.config.reward)
-        text = trace.assistant_messages[-1].content or "" if trace.assistant_messages else ""
+        if not trace.assistant_messages:  # verifiers scores what its limits have stopped, too
+            message = f"no answer of the policy before {trace.stop_condition or 'the end'}"
+            raise SampleError("upstream", message)
+        text = trace.assistant_messages[-1].content or ""
         key = json.dumps(self.config.reward, sort_keys=True, default=str)
         rewards = once_per_loop(f"verifiers {key}", lambda: _client_of(settings))
         fields = {**self.data.row, "finish_reason": trace.calls[-1].finish_reason}
-        scored = await rewards.score(fields, self.data.prompt_text, text)
-        return scored, load_postprocess(settings.postprocess)(text)
+        return await rewards.score(fields, self.data.prompt_text, text), text
 
 
 def translation_settings(values: Mapping[str, Any]) -> RewardSettings:
@@ -172,11 +178,25 @@ def _client_of(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:
     return DefinitionRewards(settings, definition_of(settings))
 
 
-def _details(scored: ScoredText, mt: str) -> dict[str, Any]:
+def _scored_part(postprocess: Callable[[str], str], text: str) -> dict[str, Any]:
+    """Return the text that was scored, `mt`, of an answer; and how often it stands there again.
+
+    mt_repeats: the number of places after the one that `mt` was cut from; None: not known.
+    """
+    mt = postprocess(text)
+    positions = positions_of(mt, text)
+    repeats: int | None = 0
+    if len(positions) > 1:
+        start = position_by_marking(postprocess, mt, text, positions)
+        repeats = None if start is None else len(positions) - 1 - positions.index(start)
+    return {"mt": mt, "mt_repeats": repeats}
+
+
+def _details(scored: ScoredText) -> dict[str, Any]:
     """Return what `trace.info` holds of a scored translation, as JSON values.
 
-    mt: the text that was scored. spans: by component, the error spans in it (`start`, `end` in
-    characters), and `mt_covered`, the number of its characters that the service has read.
+    spans: by component, the error spans in `mt` (`start`, `end` in characters), and `mt_covered`,
+    the number of its characters that the service has read.
     """
     spans = {
         name: {
@@ -188,7 +208,6 @@ def _details(scored: ScoredText, mt: str) -> dict[str, Any]:
     }
     return {
         "components": scored.numbers,
-        "mt": mt,
         "spans": spans,
         "is_refused_text": scored.is_refused_text,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from scorekit.adapters.composite import definition_of
 from scorekit.adapters.rewards import RewardSettings, Samples, message_text
-from scorekit.errors import UserError
+from scorekit.errors import SampleError, UserError
 from scorekit.rewards import CompositeReward, RewardResult, raise_for_missing
 
 #: What a response says where the token limit cut it -> `finish_reason` of a sample.
@@ -60,11 +60,13 @@ class Verifier:
         request: the body of POST /verify. Each field of the row may be read by the definition;
         `finish_reason` comes from the response.
 
-        Raises SampleError if the response has no reward, UserError if a field is missing, and the
-        errors of CompositeReward.score.
+        Raises SampleError if the response failed or has no reward, UserError if a field is missing,
+        and the errors of CompositeReward.score.
         """
         row = {name: value for name, value in request.items() if name not in _NOT_OF_ROW}
         response = request["response"]
+        if response.get("error") or response.get("status") in ("failed", "cancelled"):
+            raise SampleError("upstream", f"no text: the policy's response is {_failure(response)}")
         row["finish_reason"] = finish_reason(response)
         prompt = message_text(request["responses_create_params"].get("input") or "")
         sample = self._samples.sample(row, prompt, completion_text(response))
@@ -75,6 +77,11 @@ class Verifier:
             "reward": reward,
             "reward_components": reward_components(results[0]),
         }
+
+
+def _failure(response: Mapping[str, Any]) -> str:
+    message = (response.get("error") or {}).get("message")
+    return f"failed: {message}" if message else str(response.get("status"))
 
 
 def completion_text(response: Mapping[str, Any]) -> str:

@@ -126,6 +126,8 @@ async def _next_observation(
     if segment.terminated:
         if trace.last_error is not None:
             return await environment.fail(f"verifiers: {trace.last_error.message}"[:300])
+        if not trace.assistant_messages:  # the policy has done nothing that has a reward
+            return await environment.fail(f"verifiers: {trace.stop_condition}, no turn was played")
         return await environment.stop(f"verifiers: {trace.stop_condition}")
     if len(segment.messages) != 1:
         raise UserError(

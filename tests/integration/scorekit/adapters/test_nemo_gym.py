@@ -106,6 +106,21 @@ def test_a_response_without_a_score_raises(xcomet):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"status": "cancelled"}, "response is cancelled"),
+        ({"error": {"code": "server_error", "message": "no GPU"}}, "response is failed: no GPU"),
+    ],
+    ids=["cancelled", "error"],
+)
+def test_a_response_that_failed_is_no_empty_translation(xcomet, changes, message):
+    request = answering("가")
+    request["response"] |= {"output": [], **changes}
+    with pytest.raises(SampleError, match=message):
+        verify(definition(xcomet), request)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"components": {"twice": {"rule": "duplicates"}}}, "components.twice: a rule of groups"),
         ({"components": {"gates": {"rule": "chrf"}}}, "components.gates: this is the part of"),
         ({"refused_text_reward": {"overlong": -1.0}}, "refused_text_reward: NeMo Gym wants every"),

@@ -87,6 +87,16 @@ def test_a_text_without_a_score_leaves_the_loss_and_its_group(metricx):
     assert scored == dict.fromkeys([s.response for s in good], 1)  # nothing is paid twice
 
 
+def test_what_the_policy_could_not_finish_is_no_empty_translation(metricx):
+    args = args_for({"components": {"metricx": {"service": metricx, "scale": -1.0}}})
+    groups = groups_of(["가", "", "나"])
+    groups[0][1].status = Status.FAILED
+    samples = score(args, groups)
+    assert [math.isnan(sample.reward) for sample in samples] == [False, True, False]
+    assert [sample.remove_sample for sample in samples] == [False, True, False]
+    assert samples[1].metadata["scorekit_no_reward"] == "slime: failed"
+
+
 def test_slime_logs_the_components_and_their_coverage(metricx):
     config = two_metrics(metricx, metricx)
     config["components"] = {

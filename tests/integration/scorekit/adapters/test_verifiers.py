@@ -29,6 +29,9 @@ ANSWERS = {
 }
 #: Sources that a service hangs at, for a run with a limit for scoring.
 SLOW = {"A slow answer.": "hang: 느림"}
+#: An answer with the translation again below it, and the function that cuts it out.
+REPEATED = {"A word.": "낱말\n낱말 = word"}
+FIRST_LINE = "tests.kits.trainer.verifiers.probe:first_line"
 
 UNENDING = "tests.kits.trainer.verifiers.probe:unending_metric"
 
@@ -75,7 +78,7 @@ def _call(url: str, data: str, reward: dict[str, Any], **arguments: Any) -> Any:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("verifiers")
-    answers = ANSWERS | SLOW
+    answers = ANSWERS | SLOW | REPEATED
     policy = FakeOpenAI(
         respond=lambda body, seed: answers[body["messages"][-1]["content"]], records=False
     )
@@ -89,6 +92,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         rows = _rows(folder / "rows.jsonl", list(ANSWERS))
         slow = _rows(folder / "slow.jsonl", list(SLOW))
         single = _rows(folder / "single.jsonl", ["The house."])
+        repeated = _rows(folder / "repeated.jsonl", list(REPEATED))
         groups = {"components": {"r": {"rule": "duplicates"}}}
         limited = {"agent": {"timeout": {"scoring": 2.0}}}
         reward = {"definition": definition}
@@ -107,6 +111,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 env=limited,
                 task={"metrics": {"n": {"fn": UNENDING}}},
             ),
+            "unanswered": _call(url, single, reward, env={"agent": {"max_turns": 0}}),
+            "first_line": _call(url, repeated, {"url": xcomet, "postprocess": FIRST_LINE}),
             "no_reward": _call(url, single, {}),
             "groups": _call(url, single, {"definition": groups}),
             "recorded": [
@@ -191,6 +197,17 @@ def test_scoring_that_verifiers_stops_is_an_error(results: Any) -> None:
     assert not episode["ok"] and not episode["episode_ok"]
     assert episode["stop"] == "scoring_timeout" and episode["rewards"]["translation_reward"] is None
     assert "scoring ended without it" in episode["errors"][0]
+
+
+def test_an_answer_that_never_came_is_no_empty_translation(results: Any) -> None:
+    (episode,) = results["unanswered"]["episodes"]
+    assert not episode["ok"] and episode["rewards"] == {"translation_reward": None}
+    assert episode["info"]["error"].endswith("no answer of the policy before max_turns")
+
+
+def test_a_translation_that_stands_in_the_answer_again_has_its_place(results: Any) -> None:
+    (episode,) = results["first_line"]["episodes"]
+    assert episode["info"]["mt"] == "낱말" and episode["info"]["mt_repeats"] == 1
 
 
 def test_a_mistake_is_one_line(results: Any) -> None:

@@ -68,6 +68,11 @@ async def unending_metric(trace: Any) -> float:
     return 0.0
 
 
+def first_line(text: str) -> str:
+    """Return the first line of an answer, as a user's `postprocess` may."""
+    return text.split("\n")[0].strip()
+
+
 def recorded(taskset: dict[str, Any], ids: list[int], prompt_ids: list[int], text: str) -> Any:
     """Return the record of a scored trace that has ids, as verifiers' training client makes it."""
     env = vf.load_environment(

@@ -83,6 +83,16 @@ def test_a_translation_behind_a_think_block_that_quotes_it_is_found() -> None:
     assert tokenizer.decode(hit).strip() == "red"
 
 
+@pytest.mark.parametrize(("repeats", "hit"), [(0, [2]), (1, [0]), (2, []), (None, [])])
+def test_a_translation_that_stands_there_again_is_found_where_it_was_cut_from(
+    repeats: int | None, hit: list[int]
+) -> None:
+    trace = trace_of("red\nred", 1.0, [span(0, 3)], mt="red")
+    trace.info["scorekit"]["mt_repeats"] = repeats
+    (values,) = span_advantages([trace], small_qwen(), norm="grpo")
+    assert [index for index, value in enumerate(values) if value] == hit
+
+
 def test_tokens_that_the_service_has_not_read_have_none() -> None:
     cut = trace_of(TEXT, 1.0, [])
     cut.info["scorekit"]["spans"]["xcomet"]["mt_covered"] = 4
@@ -98,6 +108,19 @@ def test_a_trace_whose_spans_do_not_fit_is_in_no_mean(caplog: pytest.LogCaptureF
     assert values[:2] == span_advantages(good, small_qwen())
     assert not any(values[2]) and not any(values[3])
     assert caplog.text.count("is left out") == 2
+
+
+@pytest.mark.parametrize("component", [None, "xcomet"])
+def test_a_trace_whose_span_component_failed_is_in_no_mean(
+    component: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [trace_of(TEXT, 2.0, [span(5, 8)]), trace_of("정원", -1.0, [])]
+    failed = trace_of("정원", 50.0, [])
+    components = {"component/metricx": 1.0, "component/xcomet": None}  # xcomet has weight 0
+    failed.info["scorekit"] |= {"spans": {}, "components": components}
+    values = span_advantages([*good, failed], small_qwen(), span_component=component)
+    assert values[:2] == span_advantages(good, small_qwen())
+    assert not any(values[2]) and "is left out" in caplog.text
 
 
 def test_a_refused_text_has_its_reward_and_no_spans() -> None:

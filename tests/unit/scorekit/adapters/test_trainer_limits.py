@@ -34,6 +34,12 @@ def test_a_reward_that_would_be_clipped_is_refused(rewards, clip_range, needed):
     assert "inf" not in message and "\n" not in message
 
 
+@pytest.mark.parametrize("clip_range", [(10.0, -10.0), (math.nan, math.nan), (-30.0, math.nan)])
+def test_a_clip_range_that_is_none_is_refused(clip_range):
+    with pytest.raises(UserError, match="the first number must be less than the second"):
+        check_clip_range((-20.0, 5.0), clip_range, is_given=True)
+
+
 def test_a_difference_of_rewards_that_would_be_clipped_is_told():
     check = check_clip_range((-20.0, 5.0), (-20.0, 10.0), is_given=True)
     assert not check.must_count and "set --reward.clip_range -25 25" in (check.warning or "")

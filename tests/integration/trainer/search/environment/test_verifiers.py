@@ -154,6 +154,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
                 "sick": _call(demo, "sick", url),
                 "late": _call(demo, "late", url, "rollout.deadline_s=8"),
                 "limited": _call(demo, "limited", url, env={"agent": {"max_turns": 1}}),
+                "unplayed": _call(demo, "limited", url, env={"agent": {"max_turns": 0}}),
                 "together": _call(demo, "limited", url, rollouts=3),
             }
             yield Played(demo, probe(folder, calls), questions)
@@ -244,6 +245,13 @@ def test_an_episode_that_verifiers_ends_is_scored_as_it_is(played: Played) -> No
     assert episode["ok"] and episode["stop"] == "max_turns" and len(episode["turns"]) == 1
     assert episode["info"]["end"] == "context" and len(episode["info"]["pages"]) == 1
     assert episode["rewards"] == {"search_reward": episode["info"]["reward"]}
+
+
+def test_an_episode_without_a_turn_has_no_reward(played: Played) -> None:
+    (episode,) = played.results["unplayed"]["episodes"]
+    assert not episode["ok"] and episode["rewards"] == {"search_reward": None}
+    assert episode["info"]["error"] == "verifiers: max_turns, no turn was played"
+    assert played.results["unplayed"]["counts"] == {"failed": 1}
 
 
 def test_rollouts_of_a_question_at_once_do_not_mix(played: Played) -> None:
