@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from scorekit.errors import UserError
+from scorekit.errors import RequestError, UserError
 
+#: Largest body of a request, and the seconds until it has arrived, as for our services.
+MAX_BODY_BYTES, RECEIVE_TIMEOUT_S = 16 * 2**20, 30.0
 #: Tokens that models put at the end of a turn; they are not part of the translation.
 END_MARKS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<eos>", "</s>", "<pad>")
 
@@ -77,3 +80,17 @@ def fields_of(label: Any) -> dict[str, Any]:
     elif isinstance(label, dict):
         fields = label
     return {**fields, "label": label}
+
+
+async def read_body(request: Any) -> bytes:
+    """Return the body of a request of starlette. Raises RequestError if it is too large or slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(RECEIVE_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise RequestError("too_large", f"a body of more than {MAX_BODY_BYTES} bytes")
+    except TimeoutError:
+        raise RequestError("slow_request", f"no body within {RECEIVE_TIMEOUT_S:g} s") from None
+    return bytes(body)

@@ -16,6 +16,7 @@ from scorekit.adapters.remote_requests import (
     SlimeRequest,
     completion_of,
     fields_of,
+    read_body,
     without_end_marks,
 )
 from scorekit.adapters.rewards import (
@@ -27,7 +28,7 @@ from scorekit.adapters.rewards import (
 )
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.config import describe_validation_error
-from scorekit.errors import ScorekitError, UserError
+from scorekit.errors import RequestError, ScorekitError, UserError
 from scorekit.rewards import CompositeReward, raise_for_missing
 from scorekit.scorers import raise_for_failures
 
@@ -134,21 +135,29 @@ class RewardServer:
 def create_app(server: RewardServer) -> Any:
     """Return the ASGI application: POST /get_reward and /remote_rm, GET /health and /metrics."""
     from starlette.applications import Starlette
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
     from starlette.routing import Route
 
     def answer(content: Any, status: int = 200) -> Response:
         return Response(to_json(content), status, media_type="application/json")
 
+    def failed(status: int, error: Exception) -> Response:
+        kind = type(error).__name__
+        return answer({"error": {"type": kind, "message": str(error)}}, status)
+
     def route(path: str, reward: Callable[[bytes], Awaitable[Any]]) -> Route:
         async def respond(request: Request) -> Response:
             try:
-                return answer(await reward(await request.body()))
+                body = await read_body(request)
+            except RequestError as error:
+                return failed(error.status, error)
+            except ClientDisconnect as error:
+                return failed(400, error)
+            try:
+                return answer(await reward(body))
             except ScorekitError as error:
-                status = 422 if isinstance(error, UserError) else 502
-                kind = type(error).__name__
-                return answer({"error": {"type": kind, "message": str(error)}}, status)
+                return failed(422 if isinstance(error, UserError) else 502, error)
 
         return Route(path, respond, methods=["POST"])
 

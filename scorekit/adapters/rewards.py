@@ -313,7 +313,7 @@ def message_text(message: Any) -> str:
     """Return the text of a prompt or completion.
 
     message: a string, or a list of chat messages; then the text of the last message that has any
-    (`content` is a string, or a list of parts with `text`)."""
+    (`content` is a string, or a list of parts with `text`). Raises UserError for another form."""
     if isinstance(message, str):
         return message
     for turn in reversed(list(message)):
@@ -321,5 +321,10 @@ def message_text(message: Any) -> str:
         if isinstance(content, str):
             return content
         if content:
-            return "".join(part.get("text") or "" for part in content)
+            try:
+                return "".join(part.get("text") or "" for part in content)
+            except (AttributeError, TypeError):
+                raise UserError(
+                    f"a message's content is neither a text nor a list of parts: {content!r:.60}"
+                ) from None
     return ""

@@ -22,6 +22,7 @@ from scorekit.adapters.gemmax.requests import (
     error_spans,
     language_check,
 )
+from scorekit.adapters.remote_requests import read_body
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.config import describe_validation_error
 from scorekit.errors import RequestError, SampleError, ScorekitError, UserError
@@ -29,8 +30,6 @@ from scorekit.rewards.gates import GateRule
 from scorekit.schemas import Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 
-#: Largest body of a request, and the seconds until it has arrived, as for our services.
-MAX_BODY_BYTES, RECEIVE_TIMEOUT_S = 16 * 2**20, 30.0
 #: Seconds for an answer. The client waits 120 by default.
 DEADLINE_S = 110.0
 
@@ -142,7 +141,7 @@ def create_app(server: GemmaxServer, keys: Sequence[str] = ()) -> Any:
         async def respond(request: Request) -> Response:
             try:
                 _check_key(request.headers.get("authorization", ""), keys)
-                body = await _body_of(request)
+                body = await read_body(request)
             except RequestError as error:
                 return failed(error.status, error)
             except ClientDisconnect as error:
@@ -185,17 +184,3 @@ def _check_key(header: str, keys: Sequence[str]) -> None:
     is_known = [hmac.compare_digest(key_bytes, candidate.encode()) for candidate in keys]
     if keys and not any(is_known):
         raise RequestError("unauthorized", "no key, or a wrong one: put it into the URL")
-
-
-async def _body_of(request: Any) -> bytes:
-    """Return the body of a request. Raises RequestError if it is too large or too slow."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(RECEIVE_TIMEOUT_S):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    raise RequestError("too_large", f"a body of more than {MAX_BODY_BYTES} bytes")
-    except TimeoutError:
-        raise RequestError("slow_request", f"no body within {RECEIVE_TIMEOUT_S:g} s") from None
-    return bytes(body)

@@ -128,6 +128,23 @@ def test_nothing_asked_is_nothing_answered_and_a_wrong_field_is_the_requests_fau
     assert "samples.0.tgt_lang: expected the text" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("content", [5, [{"text": 3}], ["a", "b"]], ids=["number", "part", "texts"])
+def test_a_prompt_of_another_form_is_the_request_s_fault(metricx, content):
+    body = {"prompt": [{"role": "user", "content": content}], "response": "가", "label": label("a")}
+    with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
+        response = httpx.post(f"{url}/remote_rm", json=body)
+    assert response.status_code == 422
+    assert "a message's content is neither" in response.json()["error"]["message"]
+
+
+def test_a_body_that_is_too_large_is_not_read_on(metricx):
+    with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
+        with contextlib.suppress(httpx.WriteError):  # the server may close before all is sent
+            parts = (b" " * 2**20 for _ in range(64))
+            assert httpx.post(f"{url}/get_reward", content=parts, timeout=60).status_code == 413
+        assert answers(f"{url}/health")
+
+
 def test_slime_gets_the_reward_as_a_number(metricx):
     with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
         reward = slime_remote_rm(f"{url}/remote_rm", PROMPT, "가<|im_end|>", label("a"))
