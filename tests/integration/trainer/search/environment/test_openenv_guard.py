@@ -105,6 +105,37 @@ def test_a_client_that_leaves_between_turns_is_no_cancelled_turn() -> None:
         wait_until(lambda: echo.endings == ["WebSocketDisconnect"])
 
 
+@pytest.mark.parametrize("frames", [[], ['{"type": "close"}']], ids=["opens", "closes"])
+def test_a_session_that_opens_or_closes_is_not_cancelled_when_its_client_leaves(
+    frames: list[str],
+) -> None:
+    app, works, may_end, endings = FastAPI(), threading.Event(), threading.Event(), list[str]()
+
+    async def answer(connection: WebSocket) -> None:
+        await connection.accept()
+        for _ in frames:
+            await connection.receive_text()
+        works.set()
+        try:
+            await asyncio.to_thread(may_end.wait, 60)
+            endings.append("ended")
+        except asyncio.CancelledError:
+            endings.append("cancelled")
+            raise
+
+    app.websocket("/ws")(answer)
+    with running_app(GuardedApp(app)) as url:
+        with connect(_socket(url)) as connection:
+            for frame in frames:
+                connection.send(frame)
+            assert works.wait(60)
+        for _ in range(3):  # when these are answered, the guard has seen the end, too
+            httpx.get(f"{url}/health")
+        may_end.set()
+        wait_until(lambda: endings)
+    assert endings == ["ended"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "message"),
     [
