@@ -380,6 +380,16 @@ def test_an_error_that_ends_a_run_is_raised_for_all_later_episodes(streams: Any)
             asyncio.run(stream.reward(finished, PATIENCE_S))
 
 
+def test_an_error_that_ends_a_run_does_not_grow_with_the_episodes(streams: Any) -> None:
+    stream = streams(Broken({"t0": UserError("the money is spent")}))
+    lengths = []
+    for finished in group(4):
+        with pytest.raises(UserError) as raised:
+            asyncio.run(stream.reward(finished, PATIENCE_S))
+        lengths.append(len(raised.traceback))
+    assert lengths[1] == lengths[3]
+
+
 def test_a_closed_stream_ends_the_wait_for_a_reward(streams: Any) -> None:
     pipeline = HeldAnswers()
     stream = streams(pipeline)
