@@ -34,7 +34,8 @@ class GuardedApp:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif not self._may_pass(scope):
-            await _refuse(scope, send)
+            needs = b"send Authorization: Bearer KEY" if self._keys else b"web pages are refused"
+            await _refuse(scope, send, needs)
         elif scope["type"] == "websocket":
             await self._answer_socket(scope, receive, send)
         else:
@@ -96,10 +97,10 @@ def _begins_turn(message: MutableMapping[str, Any]) -> bool:
     return not (isinstance(content, dict) and content.get("type") == "close")
 
 
-async def _refuse(scope: Scope, send: Send) -> None:
+async def _refuse(scope: Scope, send: Send, reason: bytes) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008})
         return
     headers = [(b"content-type", b"text/plain; charset=utf-8")]
     await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": b"send Authorization: Bearer KEY\n"})
+    await send({"type": "http.response.body", "body": reason + b"\n"})
