@@ -257,6 +257,25 @@ def test_episodes_that_could_not_be_written_are_written_later(
     assert opened.episodes.counts == {"ok": 2}
 
 
+def test_a_reason_or_question_with_a_lone_surrogate_blocks_no_other_episode(
+    services: DemoServices,
+) -> None:
+    question = services.questions[0]
+
+    async def end_twice(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        with pytest.raises(ValueError, match="surrogates"):
+            await environment.reset(question.model_copy(update={"question": "How \ud800?"}))
+        await environment.reset(question)
+        await environment.stop("lost \ud800")
+        await environment.reset(question)
+        await environment.fail("lost \ud800")
+
+    with open_environment_services(services.cfg) as opened:
+        asyncio.run(end_twice(opened))
+    assert [episode.end_detail for episode in opened.episodes.store.read()] == ["lost ?"] * 2
+
+
 def test_an_error_for_all_episodes_does_not_grow_with_them(services: DemoServices) -> None:
     with open_environment_services(services.cfg) as opened:
         opened.retriever.error = UserError("retriever.url: of another index")
