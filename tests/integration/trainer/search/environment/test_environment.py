@@ -123,8 +123,9 @@ def test_a_service_that_fails_some_episodes_fails_only_them(
         (question, [f"<think>look</think>\n<search>{question.question}</search>", COMPLETE])
         for question in questions
     ]
+    # With the colon: the letters alone may stand in the data URL of a picture.
     services.servers[name].mood = lambda path, body: (
-        "garbage" if "sick" in body and path.endswith(ROUTES[name]) else None
+        "garbage" if "sick:" in body and path.endswith(ROUTES[name]) else None
     )
     with open_environment_services(services.cfg) as opened:
         records = played_by_environment(opened, turns)
