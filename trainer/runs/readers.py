@@ -142,7 +142,7 @@ def id_cell(value: Any, location: str, column: str) -> str | None:
     if isinstance(value, float) and value.is_integer():  # a data frame with missing ids
         value = int(value)
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
-        return None if value is None else str(value)
+        return None if value is None else text_cell(str(value), location, column)
     raise UserError(f"{location}: {column}: expected a text or whole number, not {value!r:.40}")
 
 

@@ -22,6 +22,7 @@ from trainer.runs.readers import (
     read_rows,
     row_ids,
     shortened,
+    text_cell,
 )
 from trainer.search.config import SearchConfig
 from trainer.search.config_data import COLUMNS, SearchData
@@ -275,6 +276,8 @@ def _page_ids(column: str, value: Any, position: str) -> tuple[str, ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
         raise UserError(f"{position}: {column}: expected a list of page ids")
+    for item in value:
+        text_cell(item, position, column)
     return tuple(dict.fromkeys(normalized("NFC", item) for item in value))
 
 
@@ -353,6 +356,8 @@ def _alternatives(value: Any, gold: Sequence[str], position: str) -> dict[str, t
             raise UserError(
                 f"{position}: alternatives: expected a list of page ids for {name!r:.60}"
             )
+        for item in page_ids:
+            text_cell(item, position, "alternatives")
         composed = dict.fromkeys(normalized("NFC", page_id) for page_id in page_ids)
         alternatives[name] = tuple(page_id for page_id in composed if page_id not in gold)
     return {name: page_ids for name, page_ids in alternatives.items() if page_ids}

@@ -31,7 +31,7 @@ class SearchEnvironment:
         """Begin an episode and return the messages before the first turn.
 
         trajectory_id: unique in its run; None: a random one. Raises UserError and IndexChanged if
-        the services cannot serve any episode.
+        the services cannot serve any episode, and ValueError for a lone surrogate in the question.
         """
         return self.begin(question, trajectory_id)
 
@@ -48,6 +48,7 @@ class SearchEnvironment:
             policy=self._policy,
             index_revision=self._services.index_revision,
         )
+        trajectory.model_dump_json()  # before it begins: one that cannot be stored is refused
         self._busy = False
         form = self._services.tools.form
         self._state = EpisodeState(trajectory, self._services.cfg.episode, form)
@@ -69,7 +70,9 @@ class SearchEnvironment:
 
         It is scored as an episode that used up its context. reason: goes into its record.
         """
-        return await self._with_result(await self._add(TurnOutput(end="context", detail=reason)))
+        return await self._with_result(
+            await self._add(TurnOutput(end="context", detail=_storable(reason)))
+        )
 
     async def fail(self, reason: str) -> Observation:
         """End the episode because the trainer lost it; it gets no reward and is counted.
@@ -82,15 +85,14 @@ class SearchEnvironment:
             raise ValueError("no episode runs: call reset with a question first")
         # A copy, because the calls for a reward that was waited for go on and read the episode.
         state.trajectory = state.trajectory.model_copy(
-            update={"end": "failed", "end_detail": reason}
+            update={"end": "failed", "end_detail": _storable(reason)}
         )
         self._busy = False
         return await self._with_result(Observation(done=True))
 
     async def advance(self, text: str, tokens: int | None = None) -> Observation:
         """Do what `step` does, without waiting for the result at the end: `result` gives it."""
-        # A lone surrogate, which JSON can have, could be neither sent nor stored.
-        return await self._add(TurnOutput(text.encode(errors="replace").decode(), tokens))
+        return await self._add(TurnOutput(_storable(text), tokens))
 
     async def result(self) -> EpisodeResult:
         """Return the result of the episode that has ended, once. A later `reset` does not matter.
@@ -125,3 +127,8 @@ class SearchEnvironment:
         if state.trajectory.end is not None:
             return Observation(done=True)
         return Observation(tuple(state.messages[num_messages:]))
+
+
+def _storable(text: str) -> str:
+    """Replace lone surrogates, which JSON can have: they could be neither sent nor stored."""
+    return text.encode(errors="replace").decode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -135,4 +136,5 @@ class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]): 
     async def _leave(self, reason: str) -> None:
         if not self._state.done:
             self._state.done = True
-            await self._environment.fail(reason)
+            with suppress(ValueError):  # it has its reward: only the step's answer failed
+                await self._environment.fail(reason)

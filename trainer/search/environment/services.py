@@ -46,7 +46,8 @@ class EnvironmentServices:
     def raise_if_broken(self) -> None:
         """Raise an error that concerns all episodes: the index changed, or a user's mistake."""
         if self.retriever.error is not None:
-            raise self.retriever.error
+            # Without the traceback of the last time, which would grow with each episode.
+            raise self.retriever.error.with_traceback(None)
 
 
 @dataclass(slots=True)
@@ -63,7 +64,10 @@ class EpisodeLog:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count a finished episode, and write the last ones when they fill a file."""
+        """Count a finished episode, and write the last ones when they fill a file.
+
+        Raises OSError if they cannot be written; then they are written with a later one.
+        """
         assert trajectory.reward is not None
         with self._lock:
             self._counts[trajectory.reward.status] += 1
@@ -87,10 +91,11 @@ class EpisodeLog:
                 log.info("%d episodes, %d with a reward: %s", total, scored, self.store.folder)
 
     def _write(self) -> None:
-        self._files += 1
-        episodes = [episode.model_copy(update={"step": self._files}) for episode in self._waiting]
+        number = self._files + 1
+        episodes = [episode.model_copy(update={"step": number}) for episode in self._waiting]
+        self.store.write_step(number, episodes)  # may fail, and is tried again with the next one
+        self._files = number
         self._waiting.clear()
-        self.store.write_step(self._files, episodes)
 
 
 @contextmanager

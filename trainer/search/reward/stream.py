@@ -195,7 +195,8 @@ class RewardStream:
         if skipped is not None:
             return with_reward(skipped, self._cfg)
         if self._fatal is not None:
-            raise self._fatal
+            # Without the traceback of the last time, which would grow with each episode.
+            raise self._fatal.with_traceback(None)
         assert self._thread is not None and self._answering is not None
         answer = self._thread.submit(self._answering.finish(trajectory, self._load_image))
         try:

@@ -144,11 +144,12 @@ class SearchTools:
         with self._saving:
             for image in result.images:
                 original = image.view.original or ""
-                original_image = self._unsaved_originals.pop(original, None)
+                original_image = self._unsaved_originals.get(original)
                 for name, png in ((image.view.image, image.png), (original, original_image)):
                     if png is not None and name not in self._stored:
                         self._save_image(name, png)
                         self._stored.add(name)
+                self._unsaved_originals.pop(original, None)
 
     def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
         (answer,) = self._pages.search([query], top_k=self._cfg.top_k)

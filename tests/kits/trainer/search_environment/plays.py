@@ -105,6 +105,7 @@ def played_by_trainer(
             new_id=lambda question, sample: f"e{next(numbers)}",
             on_done=opened.stream.submit,
             save_image=store.save_image,
+            original_pixels=cfg.original_pixels,
             run="reference",
             groups=[f"g{n}" for n in range(len(turns))],
         )

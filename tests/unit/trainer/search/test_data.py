@@ -18,6 +18,7 @@ from trainer.search.data import (
     hold_against_index,
     in_both,
     load_questions,
+    question_from_row,
 )
 from trainer.search.records import Question, answer_parts
 
@@ -230,3 +231,17 @@ def test_gold_pages_of_several_documents_are_named_by_their_ids(tmp_path):
 def test_a_stored_question_without_further_answers_is_read(tmp_path):
     stored = '{"id": "q", "question": "Who?", "reference_answer": "Kim", "gold": ["a_1"]}'
     assert Question.model_validate_json(stored).reference_answers == ("Kim",)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"id": "a\ud800"},
+        {"gold_pages": ["a\ud800"]},
+        {"gold_pages": ["a"], "alternatives": {"a": ["b\ud800"]}},
+    ],
+    ids=["id", "gold", "alternative"],
+)
+def test_an_id_that_cannot_be_stored_is_refused(cells):
+    with pytest.raises(UserError, match="lone surrogate"):
+        question_from_row({"question": "How long?", "reference_answer": "82", **cells})

@@ -123,8 +123,9 @@ def test_a_service_that_fails_some_episodes_fails_only_them(
         (question, [f"<think>look</think>\n<search>{question.question}</search>", COMPLETE])
         for question in questions
     ]
+    # With the colon: the letters alone may stand in the data URL of a picture.
     services.servers[name].mood = lambda path, body: (
-        "garbage" if "sick" in body and path.endswith(ROUTES[name]) else None
+        "garbage" if "sick:" in body and path.endswith(ROUTES[name]) else None
     )
     with open_environment_services(services.cfg) as opened:
         records = played_by_environment(opened, turns)
@@ -234,6 +235,58 @@ def test_a_lone_surrogate_in_a_turn_is_no_failure(services: DemoServices) -> Non
     assert record["status"] == "ok"
     (episode,) = opened.episodes.store.read()
     assert episode.turns[0].text == "?<search>?</search>"
+
+
+def test_episodes_that_could_not_be_written_are_written_later(
+    services: DemoServices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.search.environment.services.EPISODES_A_FILE", 1)
+    cfg = services.cfg.model_copy(deep=True)
+    cfg.misc.run_dir, cfg.reward.w_judge = str(tmp_path), 0.0
+    with open_environment_services(cfg) as opened:
+        folder = opened.episodes.store.folder
+        folder.rename(tmp_path / "away")
+        folder.write_text("a file", encoding="utf-8")
+        environment = SearchEnvironment(opened)
+        with pytest.raises(OSError, match="trajectories"):
+            asyncio.run(play(environment, services.questions[0], [COMPLETE]))
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+        asyncio.run(play(environment, services.questions[1], [COMPLETE]))
+        stored = [episode.question for episode in opened.episodes.store.read()]
+    assert stored == services.questions[:2]
+    assert opened.episodes.counts == {"ok": 2}
+
+
+def test_a_reason_or_question_with_a_lone_surrogate_blocks_no_other_episode(
+    services: DemoServices,
+) -> None:
+    question = services.questions[0]
+
+    async def end_twice(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        with pytest.raises(ValueError, match="surrogates"):
+            await environment.reset(question.model_copy(update={"question": "How \ud800?"}))
+        await environment.reset(question)
+        await environment.stop("lost \ud800")
+        await environment.reset(question)
+        await environment.fail("lost \ud800")
+
+    with open_environment_services(services.cfg) as opened:
+        asyncio.run(end_twice(opened))
+    assert [episode.end_detail for episode in opened.episodes.store.read()] == ["lost ?"] * 2
+
+
+def test_an_error_for_all_episodes_does_not_grow_with_them(services: DemoServices) -> None:
+    with open_environment_services(services.cfg) as opened:
+        opened.retriever.error = UserError("retriever.url: of another index")
+        lengths = []
+        for _ in range(3):
+            with pytest.raises(UserError) as raised:
+                SearchEnvironment(opened).begin(services.questions[0])
+            lengths.append(len(raised.traceback))
+        opened.retriever.error = None
+    assert lengths[0] == lengths[2]
 
 
 def test_a_row_without_a_question_is_refused() -> None:

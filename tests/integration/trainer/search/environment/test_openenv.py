@@ -31,6 +31,7 @@ from tests.kits.trainer.search_environment.plays import (
     played_by_trainer,
 )
 from tests.kits.trainer.search_environment.script import COMPLETE, fuzzed_turns, scripted_turns
+from trainer.search.environment.services import EPISODES_A_FILE
 from trainer.search.trajectories.store import TrajectoryStore
 
 pytestmark = [
@@ -327,6 +328,23 @@ def test_a_server_with_keys_refuses_others_and_writes_all_episodes_when_it_stops
     (trajectory,) = TrajectoryStore(folder).read()
     assert trajectory.reward is not None and trajectory.reward.status == "failed"
     assert trajectory.end_detail == "the client left before its end"
+
+
+def test_a_session_goes_on_after_episodes_could_not_be_written(
+    services: DemoServices, probe: Probe, tmp_path: Path
+) -> None:
+    options = ["--set", f"misc.run_dir={tmp_path}"]
+    with running_server(services.config, tmp_path / "log.txt", *options) as full:
+        (folder,) = tmp_path.glob("environment-*/trajectories")
+        folder.rename(tmp_path / "away")
+        folder.write_text("a file", encoding="utf-8")
+        episode = [_frame("reset", {"index": 0}), _frame("step", {"text": COMPLETE})]
+        frames = episode * EPISODES_A_FILE + episode[:1]
+        *_, last, after = probe.call("send_frames", url=full.url, frames=frames)
+        assert last["type"] == "error" and after["type"] == "observation", (last, after)
+        folder.unlink()
+        (tmp_path / "away").rename(folder)
+    assert len(list(TrajectoryStore(folder).read())) == EPISODES_A_FILE + 1
 
 
 def _validate(*arguments: str) -> tuple[int, str]:

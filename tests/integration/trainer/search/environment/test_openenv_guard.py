@@ -68,8 +68,9 @@ def test_keys_and_pages(
 ) -> None:
     with running_app(GuardedApp(Echo().app, keys)) as url:
         assert httpx.get(f"{url}/health").status_code == 200
-        status = httpx.get(f"{url}/metadata", headers=headers).status_code
-        assert status == (200 if is_answered else 401)
+        answer = httpx.get(f"{url}/metadata", headers=headers)
+        assert answer.status_code == (200 if is_answered else 401)
+        assert is_answered or ("KEY" if keys else "web pages") in answer.text
         if is_answered:
             with connect(_socket(url), additional_headers=headers) as connection:
                 connection.send("a")
@@ -103,6 +104,37 @@ def test_a_client_that_leaves_between_turns_is_no_cancelled_turn() -> None:
                 connection.send(text)
             assert [connection.recv() for _ in "abc"] == list("abc")
         wait_until(lambda: echo.endings == ["WebSocketDisconnect"])
+
+
+@pytest.mark.parametrize("frames", [[], ['{"type": "close"}']], ids=["opens", "closes"])
+def test_a_session_that_opens_or_closes_is_not_cancelled_when_its_client_leaves(
+    frames: list[str],
+) -> None:
+    app, works, may_end, endings = FastAPI(), threading.Event(), threading.Event(), list[str]()
+
+    async def answer(connection: WebSocket) -> None:
+        await connection.accept()
+        for _ in frames:
+            await connection.receive_text()
+        works.set()
+        try:
+            await asyncio.to_thread(may_end.wait, 60)
+            endings.append("ended")
+        except asyncio.CancelledError:
+            endings.append("cancelled")
+            raise
+
+    app.websocket("/ws")(answer)
+    with running_app(GuardedApp(app)) as url:
+        with connect(_socket(url)) as connection:
+            for frame in frames:
+                connection.send(frame)
+            assert works.wait(60)
+        for _ in range(3):  # when these are answered, the guard has seen the end, too
+            httpx.get(f"{url}/health")
+        may_end.set()
+        wait_until(lambda: endings)
+    assert endings == ["ended"]
 
 
 @pytest.mark.parametrize(

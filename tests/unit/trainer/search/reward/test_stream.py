@@ -374,10 +374,12 @@ def test_an_episode_without_an_answer_at_its_deadline_is_late(streams: Any) -> N
 
 def test_an_error_that_ends_a_run_is_raised_for_all_later_episodes(streams: Any) -> None:
     stream = streams(Broken({"t0": UserError("the money is spent")}))
-    first, second = group(2)
-    for finished in (first, second):
-        with pytest.raises(UserError, match="the money is spent"):
+    lengths = []
+    for finished in group(4):
+        with pytest.raises(UserError, match="the money is spent") as raised:
             asyncio.run(stream.reward(finished, PATIENCE_S))
+        lengths.append(len(raised.traceback))
+    assert lengths[1] == lengths[3]  # of the first time's, nothing is kept
 
 
 def test_a_closed_stream_ends_the_wait_for_a_reward(streams: Any) -> None:
