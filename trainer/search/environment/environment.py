@@ -5,11 +5,14 @@ It plays by `trainer/search/rollout/state.py`, as our own trainer does.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from typing import Any
 from uuid import uuid4
 
 from trainer.search.environment.observation import EpisodeResult, Observation
 from trainer.search.environment.services import EnvironmentServices
 from trainer.search.records import Question, Trajectory
+from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.rollout.policies import TurnOutput
 from trainer.search.rollout.state import EpisodeState, add_turn
 
@@ -36,8 +39,11 @@ class SearchEnvironment:
         return self.begin(question, trajectory_id)
 
     def begin(self, question: Question, trajectory_id: str | None = None) -> Observation:
-        """Do what `reset` does, for code that is not async."""
-        self._state = None
+        """Do what `reset` does, for code that is not async.
+
+        An episode that has not ended is counted as failed.
+        """
+        self._abandon()
         self._services.raise_if_broken()
         trajectory = Trajectory(
             trajectory_id=trajectory_id or uuid4().hex,
@@ -94,14 +100,18 @@ class SearchEnvironment:
         """Do what `step` does, without waiting for the result at the end: `result` gives it."""
         return await self._add(TurnOutput(_storable(text), tokens))
 
-    async def result(self) -> EpisodeResult:
-        """Return the result of the episode that has ended, once. A later `reset` does not matter.
+    def result(self) -> Coroutine[Any, Any, EpisodeResult]:
+        """Return the result of the episode that has ended, once; await it, also after a `reset`.
 
-        Raises ValueError if the episode runs, and BudgetExceeded.
+        Raises ValueError if the episode runs, and when awaited BudgetExceeded.
         """
-        services, state = self._services, self._state
+        state = self._state
         if state is None or state.trajectory.end is None:
             raise ValueError("the episode has not ended")
+        return self._result_of(state)
+
+    async def _result_of(self, state: EpisodeState) -> EpisodeResult:
+        services = self._services
         final = await services.stream.reward(state.trajectory, services.cfg.rollout.deadline_s)
         state.trajectory = final
         services.episodes.add(final)
@@ -111,6 +121,17 @@ class SearchEnvironment:
         if not observation.done:
             return observation
         return Observation(done=True, result=await self.result())
+
+    def _abandon(self) -> None:
+        """Forget the episode. One that has not ended is counted and stored as failed."""
+        state, self._state = self._state, None
+        if state is None or state.trajectory.end is not None:
+            return
+        update = {"end": "failed", "end_detail": "it was left for another question"}
+        reward_cfg = self._services.cfg.reward
+        skipped = skip_reward(state.trajectory.model_copy(update=update), reward_cfg)
+        assert skipped is not None  # of a failed episode there is no reward
+        self._services.episodes.add(with_reward(skipped, reward_cfg))
 
     async def _add(self, turn: TurnOutput) -> Observation:
         state = self._state

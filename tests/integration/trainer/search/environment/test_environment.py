@@ -187,6 +187,32 @@ def test_a_turn_without_an_episode_is_refused(services: DemoServices) -> None:
         asyncio.run(misuse(opened))
 
 
+def test_an_episode_that_is_left_for_another_is_counted_as_failed(services: DemoServices) -> None:
+    async def leave(opened: Any) -> None:
+        environment = SearchEnvironment(opened)
+        await environment.reset(services.questions[0])
+        await environment.step(scripted_turns(services.questions[0])[0])
+        record = await play(environment, services.questions[1], [COMPLETE])
+        assert record["status"] == "ok"
+
+    with open_environment_services(services.cfg) as opened:
+        asyncio.run(leave(opened))
+        assert opened.episodes.counts == {"failed": 1, "ok": 1}
+
+
+def test_a_result_is_that_of_its_episode_also_after_a_reset(services: DemoServices) -> None:
+    async def reset_before(opened: Any) -> str:
+        environment = SearchEnvironment(opened)
+        await environment.reset(services.questions[0])
+        await environment.advance(COMPLETE)
+        pending = environment.result()
+        await environment.reset(services.questions[1])
+        return (await pending).trajectory.question.id
+
+    with open_environment_services(services.cfg) as opened:
+        assert asyncio.run(reset_before(opened)) == services.questions[0].id
+
+
 def test_a_cancelled_turn_ends_its_episode_for_good(services: DemoServices) -> None:
     async def cancel(opened: Any) -> None:
         environment = SearchEnvironment(opened)
