@@ -42,6 +42,7 @@ class FlakyServices:
     def settings(self, urls: dict[str, str], **more: Any) -> AnsweringConfig:
         generator = {"base_url": f"{urls['generator']}/v1", "model": "generator"}
         generator |= {"max_attempts": 1, "deadline_s": 5.0, "request_timeout_s": 5.0}
+        generator |= {"images": "shown"}  # these episodes have no originals
         judge = {"url": urls["judge"], "timeout_s": 4.0, "deadline_s": 4.0}
         return AnsweringConfig(
             generator=generator | more.get("generator", {}), judge=judge | more.get("judge", {})
@@ -265,7 +266,7 @@ def test_a_spent_cap_ends_the_run_and_no_answer_is_paid_for_twice(
         cfg = services.settings(
             urls | {"generator": url}, generator={"max_requests": 1, "max_output_tokens": 100}
         )
-        for cap, is_enough in ((0.003, False), (None, True)):
+        for cap, is_enough in ((0.004, False), (None, True)):
             cfg.money = MoneyConfig(generator=PriceConfig(prompt=1, completion=10), cap=cap)
             answering = AnswerPipeline(cfg, run="run-a", folder=tmp_path)
             with closing(RewardStream(rewards, answering, image_by_hash.__getitem__)) as stream:

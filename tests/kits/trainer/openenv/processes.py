@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from scorekit.processes import end_with_parent
 from testing.servers import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[4]
@@ -58,6 +59,7 @@ def running_server(
             env=_ENVIRONMENT | variables,
             stdout=output,
             stderr=subprocess.STDOUT,
+            preexec_fn=end_with_parent(),
         )
     try:
         yield SearchServer(process, log_file)
@@ -116,6 +118,7 @@ def running_probe() -> Iterator[Probe]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=end_with_parent(),
     ) as process:
         try:
             yield Probe(process)

@@ -156,7 +156,7 @@ def test_an_update_counts_what_failed_and_trains_on_the_others(
 
 
 def test_a_batch_without_any_reward_ends_the_run(services: DemoServices, tmp_path: Path) -> None:
-    (question,) = services.questions[2:3]
+    question = services.questions[2].model_copy(update={"question": "Which answer is not cached?"})
     script = {question.question: [tool_call(SEARCH.format("life")), tool_call(COMPLETE)]}
     services.servers["judge"].mood = lambda path, body: (
         "garbage" if path.endswith("score") else None
