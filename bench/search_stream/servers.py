@@ -39,6 +39,7 @@ def answering_servers() -> Iterator[dict[str, Any]]:
             "generator": {
                 "base_url": f"{generator_url}/v1",
                 "model": "generator",
+                "images": "shown",  # these episodes have no originals
                 "max_requests": AT_ONCE,
             },
             "judge": {"url": judge_url, "max_in_flight": AT_ONCE},
