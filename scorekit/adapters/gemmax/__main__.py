@@ -58,7 +58,7 @@ def serve(
         int, typer.Option(help="A translation with fewer letters is not checked.")
     ] = 40,
     deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds for an answer; the client waits 120.")
+        float, typer.Option(min=1, max=119, help="Seconds for an answer; the client waits 120.")
     ] = DEADLINE_S,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the services at first.")] = 600.0,
 ) -> None:

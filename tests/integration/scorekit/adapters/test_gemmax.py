@@ -22,7 +22,7 @@ from scorekit.rewards.gates import load_gate
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score, fake_spans
 from testing.servers import free_port, running_app, running_service, wait_until
-from tests.kits.trainer.trl.sick_services import sick_service
+from tests.kits.trainer.sick_services import sick_service
 
 RECORDED = [
     json.loads(line)

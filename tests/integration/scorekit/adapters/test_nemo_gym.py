@@ -21,7 +21,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import fake_score
 from testing.servers import free_port, wait_until
-from tests.kits.trainer.trl.sick_services import sick_service
+from tests.kits.trainer.sick_services import sick_service
 
 ROOT = Path(__file__).parents[4]
 #: Requests as an agent of NeMo Gym sends them, and what its resources server added to each.

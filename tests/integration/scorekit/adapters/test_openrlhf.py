@@ -30,7 +30,7 @@ from tests.kits.trainer.callers.over_http import (
     slime_remote_rm,
 )
 from tests.kits.trainer.composite_rewards import Wrapped, service_behind
-from tests.kits.trainer.trl.sick_services import (
+from tests.kits.trainer.sick_services import (
     FAILURES,
     expected_reward,
     failure_named_by_text,

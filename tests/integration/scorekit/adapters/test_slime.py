@@ -24,7 +24,7 @@ from tests.kits.trainer.callers.slime import (
     train_data,
 )
 from tests.kits.trainer.composite_rewards import Wrapped, service_behind
-from tests.kits.trainer.trl.sick_services import (
+from tests.kits.trainer.sick_services import (
     FAILURES,
     expected_reward,
     failure_named_by_text,

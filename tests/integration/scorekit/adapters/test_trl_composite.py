@@ -17,14 +17,14 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_service
 from tests.kits.trainer import forked_trainer
-from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer
-from tests.kits.trainer.trl.sick_services import (
+from tests.kits.trainer.sick_services import (
     FAILURES,
     expected_reward,
     is_bad,
     sick_service,
     two_metrics,
 )
+from tests.kits.trainer.trl.runs import MarkingBackend, make_trainer
 
 
 @pytest.fixture(scope="module")
