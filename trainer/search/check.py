@@ -165,8 +165,17 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
     return None, (
         f"{rl.num_updates} of {questions} questions x {_range(sizes)} episodes"
         f"{f' ({num_own_sizes} questions have an n_agent of their own)' if num_own_sizes else ''}, "
-        f"{steps_text}"
+        f"{steps_text}{_own_temperatures(cfg, train)}"
     )
+
+
+def _own_temperatures(cfg: SearchConfig, train: Sequence[Question]) -> str:
+    """Return the range of the sampling temperatures, or "" if no question has its own."""
+    own = [question.temperature for question in train if question.temperature is not None]
+    if not own:
+        return ""
+    used = own if len(own) == len(train) else [*own, cfg.generation.temperature]
+    return f", temperature {_range(used)} ({len(own)} questions have their own)"
 
 
 def _group_sizes(cfg: SearchConfig, train: Sequence[Question]) -> list[int]:
@@ -175,9 +184,9 @@ def _group_sizes(cfg: SearchConfig, train: Sequence[Question]) -> list[int]:
     return [min(sizes), max(sizes)] if sizes else [cfg.rollout.n_agent]
 
 
-def _range(numbers: Sequence[int]) -> str:
+def _range(numbers: Sequence[float]) -> str:
     smallest, largest = min(numbers), max(numbers)
-    return str(smallest) if smallest == largest else f"{smallest} to {largest}"
+    return f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
 
 
 def _index(cfg: SearchConfig, retriever: Retriever) -> tuple[IndexInfo, str]:
