@@ -23,7 +23,7 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 #: Group sizes by the position of the question.
 SIZES = (2, 5, 3)
-#: Sampling temperatures, too; None: the run's.
+#: Sampling temperatures in turn; None: the run's.
 TEMPERATURES = (0.5, None, 2.0, 1.5)
 
 
@@ -38,7 +38,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             eval={"eval_every_n_updates": 0},
         )
         for name, numbers in (("train", range(9)), ("heldout", range(9, 12))):
-            learning.write_questions(folder / f"{name}.jsonl", numbers, SIZES, TEMPERATURES)
+            learning.write_questions(folder / f"{name}.jsonl", numbers, SIZES)
         yield learning.write_config(folder / "config.yaml", settings)
 
 
@@ -88,14 +88,20 @@ def test_each_group_has_its_own_size_and_is_compared_within_itself(
 
 
 def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
-    settings = (f"misc.run_dir={tmp_path}", "misc.patience_s=60", "rl.importance_correction=on")
+    data = learning.write_questions(tmp_path / "t.jsonl", range(9), SIZES, TEMPERATURES)
+    settings = (
+        f"misc.run_dir={tmp_path}/out",
+        f"data.train={data}",
+        "misc.patience_s=60",
+        "rl.importance_correction=on",
+    )
     flags = [part for setting in settings for part in ("--set", setting)]
     arguments = ("train", "--config", str(config), *flags)
     result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
     assert result.returncode == 0, result.stderr
-    for update, line in enumerate(lines_of(tmp_path), 1):
+    for update, line in enumerate(lines_of(tmp_path / "out"), 1):
         assert float(str(line["sampler_gap_max"])) < 1e-4, "at the temperature of each question"
-        trajectories = stored(tmp_path, update)
+        trajectories = stored(tmp_path / "out", update)
         assert len({trajectory.question.temperature for trajectory in trajectories}) > 1
         assert len({trajectory.group for trajectory in trajectories}) == 4
         assert Counter(
