@@ -96,7 +96,9 @@ def _of_each_token(
     temperature: float | Sequence[float], completions: Sequence[Sequence[int]]
 ) -> Tensor:
     """Return the temperature of each completion token, [N] in float64."""
-    values = [temperature] * len(completions) if isinstance(temperature, int | float) else temperature
+    values = (
+        [temperature] * len(completions) if isinstance(temperature, int | float) else temperature
+    )
     lengths = torch.tensor([len(completion) for completion in completions])
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(lengths)
 

@@ -33,8 +33,8 @@ def token_logprobs(
     """Return log-probabilities of the ids (and entropies) under softmax(logits / temperature).
 
     `temperature` is that of the sampler, so that these are log-probabilities of the distribution
-    that was sampled from: one for all tokens, or [B, T]. Computed in float32. Returns two [B, T] (None without entropy); any
-    leading shape may replace [B, T].
+    that was sampled from: one for all tokens, or [B, T]. Computed in float32. Returns two [B, T]
+    (None without entropy); any leading shape may replace [B, T].
     """
     scaled_BTV = logits_BTV.float()
     if isinstance(temperature, Tensor):

@@ -181,7 +181,8 @@ def _left_out(summary: RoundSummary, command: str) -> str:
     if command not in summary.reasons:
         return "–"
     counts = summary.reasons[command].items()
-    return str(sum(count for reason, count in counts if reason.startswith("hallucinations: ")))
+    prefix = "dropped: hallucinations: "
+    return str(sum(count for reason, count in counts if reason.startswith(prefix)))
 
 
 def _value(summary: RoundSummary, key: str, index: int) -> float | None:
