@@ -171,11 +171,16 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
 
 def _own_temperatures(cfg: SearchConfig, train: Sequence[Question]) -> str:
     """Return the range of the sampling temperatures, or "" if no question has its own."""
-    own = [question.temperature for question in train if question.temperature is not None]
-    if not own:
+    row_temperatures = [row.temperature for row in train if row.temperature is not None]
+    if not row_temperatures:
         return ""
-    used = own if len(own) == len(train) else [*own, cfg.generation.temperature]
-    return f", temperature {_range(used)} ({len(own)} questions have their own)"
+    all_temperatures = list(row_temperatures)
+    if len(row_temperatures) < len(train):
+        all_temperatures.append(cfg.generation.temperature)
+    return (
+        f", temperature {_range(all_temperatures)} ({len(row_temperatures)} questions have their "
+        "own)"
+    )
 
 
 def _group_sizes(cfg: SearchConfig, train: Sequence[Question]) -> list[int]:

@@ -61,10 +61,10 @@ class KnowingAnswerer(Answerer):
         matched = max(
             (question for question in self._questions if question in flat_text), key=len, default=""
         )
-        known = self._by_heart.get(matched)
-        if known is None or self._is_distracted(matched, sights):
+        memorized_answer = self._by_heart.get(matched)
+        if memorized_answer is None or self._is_distracted(matched, sights):
             return super().answer_from(text, sights)
-        return known
+        return memorized_answer
 
     def _is_distracted(self, question: str, sights: Sequence[Sight]) -> bool:
         """Return whether these pages make it forget what it knows; without pages it never does."""

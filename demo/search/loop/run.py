@@ -41,10 +41,10 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
     if not (run_dir / "index").exists():
         ingest(run_dir / "index", HERE / "corpus")
     rows, wrong = _rows(run_dir, every, seed)
-    known = {row["id"] for row in rows if is_known(row["question"], KNOWN_ONE_IN)}
+    memorized_ids = {row["id"] for row in rows if is_known(row["question"], KNOWN_ONE_IN)}
     console.print(
         f"[bold]{len(rows)} questions[/], {len(wrong)} of them with a wrong reference; the "
-        f"generator knows the answers of {len(known)} by heart; which other pages have the same "
+        f"generator knows the answers of {len(memorized_ids)} by heart; which other pages have the same "
         "facts is not told"
     )
     verifier = create_app(name=NAME, answerer=Verifying(error=error, seed=seed))
@@ -72,7 +72,7 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
             "loop", "--rounds", str(rounds), "--out", str(run_dir / "rounds"), *set_flags(values)
         )
     show_truth(run_dir / "rounds/01-phase1", wrong)
-    show_known(run_dir / "rounds/02-round1", known)
+    show_known(run_dir / "rounds/02-round1", memorized_ids)
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
 
@@ -137,10 +137,10 @@ def show_truth(folder: Path, wrong: set[str]) -> None:
     console.print(truth_table)
 
 
-def show_known(folder: Path, known: set[str]) -> None:
+def show_known(folder: Path, memorized_ids: set[str]) -> None:
     """Print what `hallucinations` found in a round, and what focus and distill left out for it.
 
-    known: ids of the questions that the generator knows by heart. Only the demo knows them.
+    memorized_ids: ids of the questions that the generator knows by heart. Only the demo knows them.
     """
     if not (folder / "hallucinations").is_dir():
         return  # no row was left for this round
@@ -157,18 +157,20 @@ def show_known(folder: Path, known: set[str]) -> None:
     )
     table = Table("right without evidence", "found", "really known by heart")
     table.add_row("episodes", str(num_suspects), "")
-    table.add_row("questions known by heart", str(len(by_heart)), str(len(by_heart & known)))
+    table.add_row(
+        "questions known by heart", str(len(by_heart)), str(len(by_heart & memorized_ids))
+    )
     table.add_row(
         "questions that focus left out for it",
         str(len(lost_rows)),
-        str(sum(row["id"] in known for row in lost_rows)),
+        str(sum(row["id"] in memorized_ids for row in lost_rows)),
     )
     # a question that is left out as a whole has one line, with the number of its right episodes
     lost_by_question = [(row["question_id"], row.get("right", 1)) for row in lost_episodes]
     table.add_row(
         "right episodes that distill left out for it",
         str(sum(count for _, count in lost_by_question)),
-        str(sum(count for id, count in lost_by_question if id in known)),
+        str(sum(count for id, count in lost_by_question if id in memorized_ids)),
     )
     console.print(table)
 

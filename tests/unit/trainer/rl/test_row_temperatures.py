@@ -51,8 +51,8 @@ def logprobs(model: Any, rollouts: list[Rollout], micro_batch_tokens: int) -> li
 @float64()
 def test_the_trainer_reads_mixed_rows_as_they_were_sampled(kind: str) -> None:
     sampler, rollouts = sampled_rollouts(kind)
-    together = logprobs(sampler.model, rollouts, 10_000)
-    for row, values in zip(rollouts, together, strict=True):
+    batch_logprobs = logprobs(sampler.model, rollouts, 10_000)
+    for row, values in zip(rollouts, batch_logprobs, strict=True):
         alone = replace(row, temperature=None)
         own_temperature = RUN if row.temperature is None else row.temperature
         (expected,) = rollout_logprobs(
@@ -61,7 +61,7 @@ def test_the_trainer_reads_mixed_rows_as_they_were_sampled(kind: str) -> None:
         assert values == pytest.approx(expected, rel=0, abs=CLOSE)
         assert values == pytest.approx(row.old_logprobs, rel=0, abs=CLOSE)
     one_a_pass = logprobs(sampler.model, rollouts, 1)
-    for values, row_alone in zip(together, one_a_pass, strict=True):
+    for values, row_alone in zip(batch_logprobs, one_a_pass, strict=True):
         assert values == pytest.approx(row_alone, rel=0, abs=CLOSE)
 
 
@@ -107,12 +107,12 @@ def test_a_gradient_is_the_sum_of_the_rows_gradients_alone() -> None:
     cfg = RLConfig(entropy_coef=0.05, kl_coef=0.0, micro_batch_tokens=10_000)
     chosen = range(len(rollouts))
 
-    def gradient(rows: list[Rollout], temperature: float, kept: list[bool]) -> torch.Tensor:
+    def gradient(rows: list[Rollout], temperature: float, is_counted: list[bool]) -> torch.Tensor:
         """Return the gradient of the step with the other rows' tokens counted, not read."""
         model.zero_grad()
         world = DistributedContext(torch.device("cpu"))
         options = ForwardOptions(model, cfg, world, temperature, PAD, banned_token_ids=NEVER)
-        own_advantages = replace(advantages, mask=mask & torch.tensor(kept)[:, None])
+        own_advantages = replace(advantages, mask=mask & torch.tensor(is_counted)[:, None])
         accumulate_gradients(rows, own_advantages, chosen, options)
         share = (
             own_advantages.mask.sum().double() / mask.sum()
@@ -124,7 +124,7 @@ def test_a_gradient_is_the_sum_of_the_rows_gradients_alone() -> None:
     unnamed = [replace(row, temperature=None) for row in rollouts]
     expected = torch.zeros_like(actual)
     for temperature in (0.5, RUN, 2.0):
-        kept = [(row.temperature or RUN) == temperature for row in rollouts]
-        expected += gradient(unnamed, temperature, kept)
+        is_counted = [(row.temperature or RUN) == temperature for row in rollouts]
+        expected += gradient(unnamed, temperature, is_counted)
     torch.testing.assert_close(actual, expected, atol=CLOSE, rtol=0)
     assert actual.norm() > 0.01

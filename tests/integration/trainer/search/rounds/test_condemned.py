@@ -42,7 +42,7 @@ def episodes(question: Question) -> list[Trajectory]:
     played = []
     for n in range(8):
         page_id = SEEN[question.id][n] if n < 2 else None
-        shown = page_id or "other_1"
+        shown_page = page_id or "other_1"
         episode = text_episode(
             question,
             search(f"{question.id} {n}"),
@@ -50,10 +50,10 @@ def episodes(question: Question) -> list[Trajectory]:
             sample=n,
             judge=float(page_id is not None),
             reward=float(page_id is not None),
-            ndcg=float(shown == "deck_1"),
+            ndcg=float(shown_page == "deck_1"),
         )
-        episode.turns[0].views = [page(shown)]
-        answer = GeneratedAnswer(status="ok", text="12 %", evidence=[sha256_of(shown)])
+        episode.turns[0].views = [page(shown_page)]
+        answer = GeneratedAnswer(status="ok", text="12 %", evidence=[sha256_of(shown_page)])
         played.append(episode.model_copy(update={"answer": answer}))
     return played
 
