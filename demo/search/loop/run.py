@@ -44,8 +44,8 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
     memorized_ids = {row["id"] for row in rows if is_known(row["question"], KNOWN_ONE_IN)}
     console.print(
         f"[bold]{len(rows)} questions[/], {len(wrong)} of them with a wrong reference; the "
-        f"generator knows the answers of {len(memorized_ids)} by heart; which other pages have the same "
-        "facts is not told"
+        f"generator knows the answers of {len(memorized_ids)} by heart; which other pages have "
+        "the same facts is not told"
     )
     verifier = create_app(name=NAME, answerer=Verifying(error=error, seed=seed))
     generator = create_app(
