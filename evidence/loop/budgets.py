@@ -61,7 +61,7 @@ def _both(
         steps = [
             step
             for step in round_config.get("then", [])
-            if step not in ("diagnose", "distill", "sft")
+            if step not in ("diagnose", "hallucinations", "distill", "sft")
         ]
         round_config["then"] = steps
     equal = copy.deepcopy(rounds)

@@ -67,10 +67,10 @@ def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> di
     from demo.search.answering import Answerer
     from demo.search.generator import NAME as READING
     from demo.search.generator import create_app
+    from demo.search.loop.knowing import NAME as KNOWING
+    from demo.search.loop.knowing import KnowingAnswerer
     from demo.search.make_corpus import TRAIN
     from demo.search.run import ingest
-    from evidence.search.knowing import NAME as KNOWING
-    from evidence.search.knowing import KnowingAnswerer
 
     index = folder / f"index{measured_set.ending}"
     if not index.is_dir():

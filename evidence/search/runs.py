@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.search.generator import NAME as READING
+from demo.search.loop.knowing import NAME as KNOWING
 from evidence.search.arms import ARMS, COMMON, CONFIG, YARDSTICK, Arm, Plan
-from evidence.search.knowing import NAME as KNOWING
 from evidence.search.sets import HELD_OUT, SETS
 from scorekit.config import load_config
 from scorekit.errors import UserError

@@ -49,6 +49,7 @@ def test_rounds_are_stopped_and_gone_on_with_to_the_last(tmp_path: Path) -> None
         "train",
         "policy",
         "diagnose",
+        "hallucinations",
         "buckets",
         "focus",
         "distill",
@@ -59,7 +60,8 @@ def test_rounds_are_stopped_and_gone_on_with_to_the_last(tmp_path: Path) -> None
     last = tmp_path / "rounds/03-round2"
     assert num_focus_rows and len(read_jsonl(last / "train/log.jsonl")) == 1
     assert (last / "policy/model.safetensors").is_file()
-    for text in ("wrong references", "pages with the same fact", "held out: NDCG", "page: "):
+    texts = ("wrong references", "pages with the same fact", "known by heart", "held out: NDCG")
+    for text in (*texts, "page: "):
         assert text in output
     page = (tmp_path / "rounds/rounds.html").read_text(encoding="utf-8")
     assert "01-phase1/focus/report.html" in page and "<script" not in page

@@ -32,7 +32,7 @@ def completion_logprobs(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
-    temperature: float,
+    temperature: float | Sequence[float],
     pad_id: int,
     *,
     images: Sequence[Sequence[Image]] | None = None,
@@ -44,6 +44,7 @@ def completion_logprobs(
 
     Log-probabilities are [B, T] (0 after a completion's end), entropies [B, T] or None, the mask of
     existing tokens [B, T].
+    temperature: that each sequence was sampled at, or that of all.
     images: images of each sequence, in the order of its ids.
     banned_token_ids: ids that cannot be sampled.
     Sequences are padded on the right only, so that texts need no attention mask (the model is
@@ -65,17 +66,19 @@ def completion_logprobs(
         predicts[row, len(prompt) - 1 : end - 1] = True
         mask[row, : len(completion)] = True
     ids_N = torch.tensor([token_id for completion in completions for token_id in completion])
+    temperatures_N = _of_each_token(temperature, completions).to(device)
     vision_inputs = {} if images is None else image_inputs(model, input_ids, attended, images)
     ids_N, predicts, mask = ids_N.to(device), predicts.to(device), mask.to(device)
     barred = torch.tensor(banned_token_ids, device=device, dtype=torch.long)
 
-    def logprobs_of(logits_NV: Tensor, ids: Tensor) -> Tensor:  # [n, 1], with entropy [n, 2]
+    # [n, 1], with entropy [n, 2]
+    def logprobs_of(logits_NV: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
         if banned_token_ids:  # finite, because the entropy would have 0 times infinity
             logits_NV = logits_NV.float().index_fill(-1, barred, BARRED)
-        logprobs, entropy = token_logprobs(logits_NV, ids, temperature, with_entropy=with_entropy)
+        logprobs, entropy = token_logprobs(logits_NV, ids, temperatures, with_entropy=with_entropy)
         return torch.stack([logprobs] if entropy is None else [logprobs, entropy], dim=-1)
 
-    with _head_in_chunks(model, predicts, ids_N, logprobs_of, chunk_entries):
+    with _head_in_chunks(model, predicts, (ids_N, temperatures_N), logprobs_of, chunk_entries):
         output = model(input_ids=input_ids.to(device), use_cache=False, **vision_inputs).logits
     logprobs_BT, *entropy_columns = (_scatter(column, mask) for column in output.unbind(-1))
     return logprobs_BT, entropy_columns[0] if entropy_columns else None, mask
@@ -89,6 +92,17 @@ def idle_pass(model: nn.Module, pad_id: int) -> Tensor:
     return completion_logprobs(model, [[pad_id]], [[pad_id]], 1.0, pad_id)[0]
 
 
+def _of_each_token(
+    temperature: float | Sequence[float], completions: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the temperature of each completion token, [N] in float64."""
+    values = (
+        [temperature] * len(completions) if isinstance(temperature, int | float) else temperature
+    )
+    lengths = torch.tensor([len(completion) for completion in completions])
+    return torch.tensor(values, dtype=torch.float64).repeat_interleave(lengths)
+
+
 def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the values of the valid tokens, in order, as [B, T]; 0 elsewhere."""
     zeros = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
@@ -99,12 +113,13 @@ def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
 def _head_in_chunks(
     model: nn.Module,
     predicts_BL: Tensor,
-    ids_N: Tensor,
-    logprobs_of: Callable[[Tensor, Tensor], Tensor],
+    targets: tuple[Tensor, Tensor],
+    logprobs_of: Callable[[Tensor, Tensor, Tensor], Tensor],
     chunk_entries: int,
 ) -> Iterator[None]:
     """Let the output layer return log-probabilities [N, 1 or 2] instead of logits [B, L, V].
 
+    targets: id and temperature of each predicted token, [N] each.
     Only the layer's own forward is replaced, so that wrappers of the model (FSDP's gathering of its
     weights, autocast) still apply. Models that transform the logits after the head (Gemma 2 caps
     them, Granite and Cohere scale them) get that done in each chunk, and it is turned off in the
@@ -115,19 +130,19 @@ def _head_in_chunks(
     head_forward, hook = head.forward, vars(head).get("forward")  # accelerate puts its hook there
     with _tail(bare) as tail:
 
-        def chunk_logprobs(hidden_NH: Tensor, ids: Tensor) -> Tensor:
-            return logprobs_of(tail(head_forward(hidden_NH)), ids)
+        def chunk_logprobs(hidden_NH: Tensor, ids: Tensor, temperatures: Tensor) -> Tensor:
+            return logprobs_of(tail(head_forward(hidden_NH)), ids, temperatures)
 
         def forward(hidden_BLH: Tensor) -> Tensor:
             hidden_NH = hidden_BLH[predicts_BL]
             rows = max(1, chunk_entries // head.weight.shape[0])
-            if len(ids_N) <= rows:
-                return chunk_logprobs(hidden_NH, ids_N)
-            chunks = zip(hidden_NH.split(rows), ids_N.split(rows), strict=True)
+            if len(hidden_NH) <= rows:
+                return chunk_logprobs(hidden_NH, *targets)
+            parts = [values.split(rows) for values in (hidden_NH, *targets)]
             return torch.cat(
                 [
-                    checkpoint(chunk_logprobs, hidden, ids, use_reentrant=False)
-                    for hidden, ids in chunks
+                    checkpoint(chunk_logprobs, *chunk, use_reentrant=False)
+                    for chunk in zip(*parts, strict=True)
                 ]
             )
 

@@ -28,15 +28,18 @@ MAX_KL_WEIGHT = 10.0
 
 
 def token_logprobs(
-    logits_BTV: Tensor, ids_BT: Tensor, temperature: float, *, with_entropy: bool = False
+    logits_BTV: Tensor, ids_BT: Tensor, temperature: float | Tensor, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of the ids (and entropies) under softmax(logits / temperature).
 
     `temperature` is that of the sampler, so that these are log-probabilities of the distribution
-    that was sampled from. Computed in float32. Returns two [B, T] (None without entropy); any
-    leading shape may replace [B, T].
+    that was sampled from: one for all tokens, or [B, T]. Computed in float32. Returns two [B, T]
+    (None without entropy); any leading shape may replace [B, T].
     """
-    scaled_BTV = logits_BTV.float() / temperature
+    scaled_BTV = logits_BTV.float()
+    if isinstance(temperature, Tensor):
+        temperature = temperature.to(scaled_BTV)[..., None]
+    scaled_BTV = scaled_BTV / temperature
     log_norm_BT = scaled_BTV.logsumexp(-1)
     logprobs_BT = scaled_BTV.gather(-1, ids_BT[..., None]).squeeze(-1) - log_norm_BT
     if not with_entropy:

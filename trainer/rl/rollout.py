@@ -23,7 +23,8 @@ class Rollout:
     completion_token_ids: as sampled, with the EOS if there is one (finish_reason "eos"); in an
     episode of several turns, also the observations between the turns.
     action_mask: True on tokens that the policy sampled; None: everywhere.
-    old_logprobs: log-probabilities under the policy that sampled, at its temperature: log pi_old.
+    temperature: that it was sampled at; None: the run's. All its log-probabilities are at it.
+    old_logprobs: log-probabilities under the policy that sampled: log pi_old.
     With GSPO the update recomputes them (trainer/rl/update.py).
     sampler_logprobs: the sampler's own log-probabilities, if the trainer has recomputed
     old_logprobs, to correct for the difference; else None.
@@ -45,6 +46,7 @@ class Rollout:
     weight_versions: list[int] | None = None
     images: Sequence[Image] = ()
     trajectory_id: str = ""
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         self.check_lengths(
@@ -93,6 +95,11 @@ def logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
     return pad_rows([getattr(rollout, name) for rollout in rollouts], torch.float32)
 
 
+def temperatures(rollouts: Sequence[Rollout], default: float) -> list[float]:
+    """Return the temperature of each rollout. default: the run's."""
+    return [default if row.temperature is None else row.temperature for row in rollouts]
+
+
 @torch.no_grad()
 def rollout_logprobs(
     rollouts: Sequence[Rollout],
@@ -106,6 +113,7 @@ def rollout_logprobs(
 ) -> list[list[float]]:
     """Return the log-probability of each completion token under `model`, by forward passes.
 
+    temperature: of rollouts without their own.
     banned_token_ids: ids that are never sampled.
     world: the processes that do this in parallel, each with its own rollouts; None: this process
     only.
@@ -120,13 +128,14 @@ def rollout_logprobs(
         if not batch:  # other processes still have passes to make, and need this one's weights
             idle_pass(model, pad_id)
             continue
+        chosen = [rollouts[index] for index in batch]
         logprobs_BT, _, _ = completion_logprobs(
             model,
-            [rollouts[index].prompt_input_ids for index in batch],
-            [rollouts[index].completion_token_ids for index in batch],
-            temperature,
+            [rollout.prompt_input_ids for rollout in chosen],
+            [rollout.completion_token_ids for rollout in chosen],
+            temperatures(chosen, temperature),
             pad_id,
-            images=[rollouts[index].images for index in batch],
+            images=[rollout.images for rollout in chosen],
             banned_token_ids=banned_token_ids,
         )
         for index, row in zip(batch, logprobs_BT.tolist(), strict=True):

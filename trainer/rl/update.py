@@ -16,7 +16,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs, idle_pass
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
 from trainer.rl.policy.devices import autocast
-from trainer.rl.rollout import Rollout, action_masks, logprob_rows
+from trainer.rl.rollout import Rollout, action_masks, logprob_rows, temperatures
 from trainer.rl.sharing.passes import own_micro_batches
 
 
@@ -65,7 +65,7 @@ class ForwardOptions:
 
     model: the caller has put it into eval mode (with dropout the ratio of an unchanged policy would
     differ from 1).
-    temperature: the sampler's.
+    temperature: the sampler's, for rollouts without their own.
     dtype: of the arithmetic.
     banned_token_ids: ids that are never sampled.
     """
@@ -236,7 +236,7 @@ def recompute_old_logprobs(
                     model,
                     [rollout.prompt_input_ids for rollout in batch_rollouts],
                     [rollout.completion_token_ids for rollout in batch_rollouts],
-                    passes.temperature,
+                    temperatures(batch_rollouts, passes.temperature),
                     passes.pad_id,
                     images=[rollout.images for rollout in batch_rollouts],
                     banned_token_ids=passes.banned_token_ids,
@@ -286,7 +286,7 @@ def _micro_batch_loss(
             passes.model,
             [rollout.prompt_input_ids for rollout in chosen],
             [rollout.completion_token_ids for rollout in chosen],
-            passes.temperature,
+            temperatures(chosen, passes.temperature),
             passes.pad_id,
             images=[rollout.images for rollout in chosen],
             banned_token_ids=passes.banned_token_ids,

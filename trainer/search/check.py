@@ -165,7 +165,21 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
     return None, (
         f"{rl.num_updates} of {questions} questions x {_range(sizes)} episodes"
         f"{f' ({num_own_sizes} questions have an n_agent of their own)' if num_own_sizes else ''}, "
-        f"{steps_text}"
+        f"{steps_text}{_own_temperatures(cfg, train)}"
+    )
+
+
+def _own_temperatures(cfg: SearchConfig, train: Sequence[Question]) -> str:
+    """Return the range of the sampling temperatures, or "" if no question has its own."""
+    row_temperatures = [row.temperature for row in train if row.temperature is not None]
+    if not row_temperatures:
+        return ""
+    all_temperatures = list(row_temperatures)
+    if len(row_temperatures) < len(train):
+        all_temperatures.append(cfg.generation.temperature)
+    return (
+        f", temperature {_range(all_temperatures)} ({len(row_temperatures)} questions have their "
+        "own)"
     )
 
 
@@ -175,9 +189,9 @@ def _group_sizes(cfg: SearchConfig, train: Sequence[Question]) -> list[int]:
     return [min(sizes), max(sizes)] if sizes else [cfg.rollout.n_agent]
 
 
-def _range(numbers: Sequence[int]) -> str:
+def _range(numbers: Sequence[float]) -> str:
     smallest, largest = min(numbers), max(numbers)
-    return str(smallest) if smallest == largest else f"{smallest} to {largest}"
+    return f"{smallest}" if smallest == largest else f"{smallest} to {largest}"
 
 
 def _index(cfg: SearchConfig, retriever: Retriever) -> tuple[IndexInfo, str]:

@@ -15,8 +15,11 @@ from rich.table import Table
 
 from demo.common import ROOT, console, set_flags
 from demo.search.generator import create_app
+from demo.search.loop.knowing import NAME as KNOWING
+from demo.search.loop.knowing import KnowingAnswerer, is_known
 from demo.search.loop.verifier import NAME, Verifying
 from demo.search.loop.wrong_references import plant, read_rows, write_rows
+from demo.search.make_corpus import TRAIN
 from demo.search.reading import Reader
 from demo.search.run import HERE, ingest, open_services, trainer
 from scorekit.errors import UserError
@@ -24,6 +27,10 @@ from scorekit.files import write_atomic
 from testing.processes import exit_on_sigterm, serving
 
 ROUNDS = ROOT / "configs/search/demo_rounds.yaml"
+#: The generator knows the answer of one in so many training questions, and none held out.
+KNOWN_ONE_IN = 4
+#: Share of the sets of pages that make it answer from them alone.
+DISTRACTED = 0.75
 
 
 def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, seed: int) -> None:
@@ -34,14 +41,26 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
     if not (run_dir / "index").exists():
         ingest(run_dir / "index", HERE / "corpus")
     rows, wrong = _rows(run_dir, every, seed)
+    memorized_ids = {row["id"] for row in rows if is_known(row["question"], KNOWN_ONE_IN)}
     console.print(
-        f"[bold]{len(rows)} questions[/], {len(wrong)} of them with a wrong reference; "
-        "which other pages have the same facts is not told"
+        f"[bold]{len(rows)} questions[/], {len(wrong)} of them with a wrong reference; the "
+        f"generator knows the answers of {len(memorized_ids)} by heart; which other pages have "
+        "the same facts is not told"
     )
     verifier = create_app(name=NAME, answerer=Verifying(error=error, seed=seed))
-    with open_services(run_dir) as (settings, _), serving(verifier) as url:
+    generator = create_app(
+        name=KNOWING,
+        answerer=KnowingAnswerer((TRAIN,), one_in=KNOWN_ONE_IN, distracted=DISTRACTED),
+    )
+    with (
+        open_services(run_dir) as (settings, _),
+        serving(verifier) as url,
+        serving(generator) as generator_url,
+    ):
         values = {
             **{f"train.{key}": value for key, value in map(_pair, settings[3::2])},
+            "train.answering.generator.base_url": f"{generator_url}/v1",
+            "train.answering.generator.model": KNOWING,
             "train.data.train": run_dir / "questions.jsonl",
             "train.misc.seed": seed,
             "curation.verify.verifier.base_url": f"{url}/v1",
@@ -53,6 +72,7 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
             "loop", "--rounds", str(rounds), "--out", str(run_dir / "rounds"), *set_flags(values)
         )
     show_truth(run_dir / "rounds/01-phase1", wrong)
+    show_known(run_dir / "rounds/02-round1", memorized_ids)
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
 
@@ -115,6 +135,44 @@ def show_truth(folder: Path, wrong: set[str]) -> None:
     more = sum(len(pages_of_fact - pages.get(id, set())) for id, pages_of_fact in got.items())
     truth_table.add_row(f"{total} pages with the same fact", str(right), f"{more} other pages")
     console.print(truth_table)
+
+
+def show_known(folder: Path, memorized_ids: set[str]) -> None:
+    """Print what `hallucinations` found in a round, and what focus and distill left out for it.
+
+    memorized_ids: ids of the questions that the generator knows by heart. Only the demo knows them.
+    """
+    if not (folder / "hallucinations").is_dir():
+        return  # no row was left for this round
+    prompts = _decisions(folder / "hallucinations")
+    by_heart = {id for id, row in prompts.items() if row["reason"] == "own_knowledge"}
+    num_suspects = sum(row["suspects"] for row in prompts.values())
+    lost_rows, lost_episodes = (
+        [
+            row
+            for row in _decisions(folder / command).values()
+            if row["reason"].startswith("hallucinations: ")
+        ]
+        for command in ("focus", "distill")
+    )
+    table = Table("right without evidence", "found", "really known by heart")
+    table.add_row("episodes", str(num_suspects), "")
+    table.add_row(
+        "questions known by heart", str(len(by_heart)), str(len(by_heart & memorized_ids))
+    )
+    table.add_row(
+        "questions that focus left out for it",
+        str(len(lost_rows)),
+        str(sum(row["id"] in memorized_ids for row in lost_rows)),
+    )
+    # a question that is left out as a whole has one line, with the number of its right episodes
+    lost_by_question = [(row["question_id"], row.get("right", 1)) for row in lost_episodes]
+    table.add_row(
+        "right episodes that distill left out for it",
+        str(sum(count for _, count in lost_by_question)),
+        str(sum(count for id, count in lost_by_question if id in memorized_ids)),
+    )
+    console.print(table)
 
 
 def _decisions(folder: Path) -> Mapping[str, Any]:

@@ -11,10 +11,10 @@ import pytest
 
 from bench.common import RESULTS
 from demo.search.generator import NAME as READING
+from demo.search.loop.knowing import NAME as KNOWING
+from demo.search.loop.knowing import KnowingAnswerer, is_known
 from evidence.search.arms import ARMS, COMMON, CONFIG, Plan, make_plan
 from evidence.search.control import by_chance, by_row, deal, dealing
-from evidence.search.knowing import NAME as KNOWING
-from evidence.search.knowing import KnowingAnswerer, is_known
 from evidence.search.report import BEGIN, END, picture_of, tables
 from evidence.search.runs import Job, measured_path, services_of, start_path
 from evidence.search.sets import HELD_OUT, SETS

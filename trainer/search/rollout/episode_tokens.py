@@ -227,8 +227,18 @@ class EpisodeTokens:
             images=self.hashes,
         )
 
-    def rollout(self, trajectory_id: str, group: int, stops: Sequence[int]) -> Rollout:
-        """Return the rollout for training. Raises ValueError if the policy wrote nothing."""
+    def rollout(
+        self,
+        trajectory_id: str,
+        group: int,
+        stops: Sequence[int],
+        temperature: float | None = None,
+    ) -> Rollout:
+        """Return the rollout for training.
+
+        temperature: of the question; None: the run's. Raises ValueError if the policy wrote
+        nothing.
+        """
         if not self.completion_ids:
             raise ValueError(f"trajectory {trajectory_id} has no turn of the policy")
         return Rollout(
@@ -241,6 +251,7 @@ class EpisodeTokens:
             weight_versions=self.weight_versions,
             images=self.images,
             trajectory_id=trajectory_id,
+            temperature=temperature,
         )
 
     def _add(self, ids: Sequence[int], *, action: bool) -> None:

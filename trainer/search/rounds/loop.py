@@ -61,12 +61,11 @@ def _follow(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, steps: Ste
                 extended = steps.curate(name, cfg, *runs)
                 state.data = {"train": str(extended / "rows.jsonl")}
             case "buckets":
-                steps.curate(name, cfg, *runs)
+                state.buckets = steps.curate(name, cfg, *runs)
             case "diagnose" | "hallucinations" | "verify":
                 state.record = steps.curate(name, cfg, *runs, *record)
             case "focus":
-                more: list[Any] = ["--buckets", steps.folder / "buckets"]
-                more = more if "buckets" in round_cfg.then else []
+                more: list[Any] = ["--buckets", state.buckets] if state.buckets else []
                 earlier_rows = state.focused if "all" in cfg.focus.take else None
                 more += ["--rows", earlier_rows] if earlier_rows else []
                 state.focused = steps.curate(name, cfg, *runs, *more, *record)

@@ -50,14 +50,15 @@ class LoopState:
     """The state before a step.
 
     data: config section of all questions. rows: file of questions for the next training; None: all
-    questions. focused: folder of the last focus. policy: the next start. runs: run directories so
-    far, in order. record: folder of the last step with decisions about rows, which includes all
-    earlier ones.
+    questions. buckets, focused: folders of the last buckets and focus. policy: the next start.
+    runs: run directories so far, in order. record: folder of the last step with decisions about
+    rows, which includes all earlier ones.
     """
 
     data: dict[str, Any]
     policy: str
     rows: str | None = None
+    buckets: Path | None = None
     focused: Path | None = None
     runs: list[Path] = field(default_factory=list)
     record: Path | None = None

@@ -158,6 +158,10 @@ def rounds_table(
                 for num_kept in counts
             ]
             lines.append([f"{command}: kept", *cells])
+    if any("hallucinations" in summary.then for summary in cfg.rounds):
+        for command in ("focus", "distill"):
+            cells = [_left_out(summary, command) for summary in rounds]
+            lines.append([f"{command}: left out for hallucinations", *cells])
     lines += [
         ["calls", *(f"{summary.calls:,}" for summary in rounds)],
         ["tokens", *(f"{summary.tokens:,}" for summary in rounds)],
@@ -167,6 +171,18 @@ def rounds_table(
 
 
 _COMMANDS = ("hallucinations", "verify", "focus", "budget", "distill", "rewrite")
+
+
+def _left_out(summary: RoundSummary, command: str) -> str:
+    """Return how many decisions of a command `hallucinations` has made; a dash if it did not run.
+
+    A prompt that `distill` leaves out as a whole is one decision.
+    """
+    if command not in summary.reasons:
+        return "–"
+    counts = summary.reasons[command].items()
+    prefix = "dropped: hallucinations: "
+    return str(sum(count for reason, count in counts if reason.startswith(prefix)))
 
 
 def _value(summary: RoundSummary, key: str, index: int) -> float | None:

@@ -90,5 +90,6 @@ class BufferedEpisodes:
             action_mask=tokens.action_mask,
             images=images,
             trajectory_id=trajectory.trajectory_id,
+            temperature=trajectory.question.temperature,
             **fields,
         )

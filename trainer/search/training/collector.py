@@ -208,7 +208,10 @@ class EpisodeCollector:
             id = trajectory.trajectory_id
             episode = policy.ended_episodes.get(id)
             if episode is not None and episode.completion_ids:
-                rollouts[id] = episode.rollout(id, _position(id), searcher.ids.stops)
+                own_temperature = trajectory.question.temperature
+                rollouts[id] = episode.rollout(
+                    id, _position(id), searcher.ids.stops, own_temperature
+                )
             if self._buffered is not None:
                 self._buffered.store(update, trajectory, rollouts.get(id))
 

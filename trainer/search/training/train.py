@@ -81,11 +81,10 @@ def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
         )
     check_untruncated(cfg.generation, cfg.corrects_importance)
     check_gold(train, cfg.reward.weights["ndcg"])
-    ids = [q.id for q in train if q.temperature not in (None, cfg.generation.temperature)]
-    if ids:
+    if greedy := [question.id for question in train if question.temperature == 0]:
         raise UserError(
-            f"data.train: {len(ids)} questions have their own temperature ({ids[0]} first), "
-            "but an update uses only generation.temperature. Remove theirs."
+            f"data.train: temperature of {len(greedy)} questions ({greedy[0]} first): 0 is greedy, "
+            "but training needs samples. Set it above 0, or remove it."
         )
     if cfg.rl.advantage_norm == "grpo":
         _check_groups(train, cfg.rollout.n_agent)

@@ -102,10 +102,15 @@ def save_searcher(folder: Path) -> Path:
     return folder
 
 
-def write_questions(path: Path, numbers: range, groups: Sequence[int] = ()) -> Path:
+def write_questions(
+    path: Path,
+    numbers: range,
+    groups: Sequence[int] = (),
+    temperatures: Sequence[float | None] = (),
+) -> Path:
     """Write questions about the deck's pages in turn.
 
-    groups: their `n_agent`, in turn; None: the run's.
+    groups, temperatures: their `n_agent` and `temperature`, in turn; None, or none: the run's.
     """
     rows = [
         {
@@ -116,6 +121,7 @@ def write_questions(path: Path, numbers: range, groups: Sequence[int] = ()) -> P
             "reference_page": n % len(_TRADE) + 1,
         }
         | ({"n_agent": groups[n % len(groups)]} if groups else {})
+        | ({"temperature": temperatures[n % len(temperatures)]} if temperatures else {})
         for n in numbers
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -72,8 +72,9 @@ def tiny(name: str, *, exact: bool = True) -> nn.Module:
     return doubled(model.eval()) if exact else model.eval()
 
 
-def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
-    """Compute log-probabilities from the full logits, one sample at a time."""
+def plainly(model: nn.Module, temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Compute log-probabilities from the full logits, one sample at a time, each at its own
+    temperature."""
     dtype = next(model.parameters()).dtype
     logprobs, entropies = torch.zeros(3, 7, dtype=dtype), torch.zeros(3, 7, dtype=dtype)
     for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
@@ -81,7 +82,7 @@ def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
         sample_logprobs, entropy = token_logprobs(
             logits[0, len(prompt) - 1 : -1],
             torch.tensor(completion),
-            temperature,
+            temperatures[row],
             with_entropy=True,
         )
         assert entropy is not None
@@ -92,7 +93,9 @@ def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
     return logprobs, entropies
 
 
-def in_chunks(model: nn.Module, rows: int, temperature: float = 0.7) -> tuple[Tensor, Tensor]:
+def in_chunks(
+    model: nn.Module, rows: int, temperature: float | Sequence[float] = 0.7
+) -> tuple[Tensor, Tensor]:
     logprobs, entropies, mask = completion_logprobs(
         model,
         PROMPTS,
@@ -117,10 +120,11 @@ def gradient(model: nn.Module, logprobs: Tensor, entropies: Tensor) -> Tensor:
     return torch.cat(gradients) / TOKENS
 
 
-def check_equal(model: nn.Module, rows: int) -> None:
-    expected = plainly(model, 0.7)
+def check_equal(model: nn.Module, rows: int, temperature: float | list[float] = 0.7) -> None:
+    own_temperatures = temperature if isinstance(temperature, list) else [temperature] * 3
+    expected = plainly(model, own_temperatures)
     expected_gradient = gradient(model, *expected)
-    results = in_chunks(model, rows)
+    results = in_chunks(model, rows, temperature)
     for actual, reference in zip(results, expected, strict=True):
         torch.testing.assert_close(actual, reference, atol=CLOSE, rtol=0)
     difference = gradient(model, *results) - expected_gradient
@@ -136,6 +140,13 @@ def test_chunks_equal_the_models_own_logits(name: str, rows: int) -> None:
     check_head(model)
     check_equal(model, rows)
     assert torch.equal(model(input_ids=torch.tensor(PROMPTS[:1])).logits, before)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_each_sequence_has_a_temperature_of_its_own(name: str, rows: int) -> None:
+    """Check values, entropies and gradients, also where a chunk has tokens of two sequences."""
+    check_equal(tiny(name), rows, [0.4, 1.0, 1.9])
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
@@ -164,7 +175,7 @@ def test_chunks_with_gradient_checkpointing(name: str) -> None:
 def test_chunks_under_bfloat16_are_near() -> None:
     """Check a bfloat16 head, whose log-probabilities are float32."""
     model = tiny("qwen2", exact=False)
-    expected, _ = plainly(model, 0.7)
+    expected, _ = plainly(model, [0.7] * 3)
     with torch.autocast("cpu", torch.bfloat16):
         logprobs, _ = in_chunks(model, 4)
     assert logprobs.dtype == torch.float32

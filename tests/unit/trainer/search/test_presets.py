@@ -39,11 +39,12 @@ def both(max_calls: int) -> dict[str, int]:
 #: name: B, N, B x N, turns, weights of judge, NDCG and form, gate, tokens of an answer, other keys.
 TABLE: dict[str, tuple[int, int, int, int, tuple[float, ...], bool, int | None, dict[str, Any]]] = {
     "phase1": (32, 4, 128, 7, (0, 0.9, 0.1), True, None, UNSET_MODELS),
+    "phase2": (32, 4, 128, 7, (0.8, 0.2, 0), False, 2048, SERVICE_VALUES | both(64)),
     "focused_r1": (16, 8, 128, 7, (1, 0, 0), False, 3072, SERVICE_VALUES | both(64)),
     "focused_r2": (8, 16, 128, 15, (1, 0, 0), False, 3072, SERVICE_VALUES | both(64)),
     "focused_r3": (32, 16, 512, 15, (1, 0, 0), False, 5120, SERVICE_VALUES | both(512)),
 }
-#: Keys of all four presets.
+#: Keys of all five presets.
 COMMON = {
     "rl.advantage_norm": "grpo",
     "rl.algorithm": "gspo",
@@ -101,7 +102,7 @@ def test_a_pass_is_one_episode_however_short(name: str) -> None:
     assert list(micro_batches([1, 9000, 300], tokens)) == [[0], [2], [1]]
 
 
-@pytest.mark.parametrize("name", ["focused_r1", "focused_r2", "focused_r3"])
+@pytest.mark.parametrize("name", ["phase2", "focused_r1", "focused_r2", "focused_r3"])
 def test_tokens_in_flight_leave_room_for_all_calls_in_flight(name: str) -> None:
     generator = preset(name).answering.generator
     call_tokens = generator.max_images * generator.tokens_per_image + generator.max_output_tokens
@@ -120,3 +121,7 @@ def test_the_instructions_are_as_long_as_is_said() -> None:
 def test_an_epoch_is_as_many_updates_as_its_questions_fill() -> None:
     rl = preset("focused_r2").rl.over(352)  # the table's focused_round2
     assert (rl.num_updates, rl.warmup_updates) == (44, 4)
+
+
+def test_an_epoch_of_phase_2_over_bucket_a_is_the_step_that_round_1_starts_from() -> None:
+    assert preset("phase2").rl.over(1560).num_updates == 48  # the table's global_step_48

@@ -106,26 +106,30 @@ def load(path: Path) -> Any:
 def test_what_the_rounds_condemn_reaches_no_row(
     verified_first: bool, tmp_path: Path, servers: VerifyServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Check the rows. verified late: without the first round's `verify`, the default rule
+    """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule
     chooses."""
     question_rows = questions()
     for question_row in question_rows:
         monkeypatch.setitem(SAID, question_row.id, KINDS[question_row.id.partition("-")[0]][0])
     model = save_model(tmp_path / "model", READING)
     data = write_rows(tmp_path / "questions.jsonl", question_rows)
-    phase1 = [
-        text_episode(question_row, COMPLETE, judge=None, ndcg=0.0, reward=0.0)
-        for question_row in question_rows
-    ]
-    runs = {"01-phase1": text_run(tmp_path / "runs/01-phase1", phase1, *question_rows)}
-    for step, name in ((1, "02-round1"), (2, "03-round2")):
+    runs = {}
+    for name, judge in (("01-phase1", None), ("02-phase2", 0.0)):
+        played = [
+            text_episode(question_row, COMPLETE, judge=judge, ndcg=0.3, reward=0.0).model_copy(
+                update={"trajectory_id": f"{name}-{question_row.id}"}
+            )
+            for question_row in question_rows
+        ]
+        runs[name] = text_run(tmp_path / "runs" / name, played, *question_rows)
+    for step, name in ((1, "03-round1"), (2, "04-round2")):
         played = [
             trajectory.model_copy(update={"trajectory_id": f"{name}-{trajectory.trajectory_id}"})
             for question_row in question_rows
             for trajectory in episodes(question_row, step)
         ]
         runs[name] = text_run(tmp_path / "runs" / name, played, *question_rows)
-    runs["04-round3"] = runs["01-phase1"]
+    runs["05-round3"] = runs["01-phase1"]
     for folder in runs.values():
         raw_config = load(folder / "config.yaml") | {"policy": {"path": str(model)}}
         raw_config["data"] = {"train": str(data)}
@@ -148,23 +152,31 @@ def test_what_the_rounds_condemn_reaches_no_row(
         overrides.append("train.answering.judge.model=null")
         cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds.yaml", overrides)
         if not verified_first:
-            cfg.rounds[0].then.remove("verify")
+            for phase in cfg.rounds[:2]:
+                phase.then.remove("verify")
         assert run_loop(cfg, tmp_path / "out") is None
     out = tmp_path / "out"
-    rows = kept_rows(out / "03-round2/rewrite")
+    rows = kept_rows(out / "04-round2/rewrite")
     assert {row["question_id"].partition("-")[0] for row in rows} == {"good"}
     assert len({row["question_id"] for row in rows}) == COUNT
-    sft_data = load(out / "03-round2/sft.yaml")["data"]
-    assert sft_data["train"] == str(out / "03-round2/rewrite/rows.jsonl")
-    assert sft_data["record"] == str(out / "03-round2/verify/record.jsonl")
-    second, third = (load(out / name / "train.yaml") for name in ("03-round2", "04-round3"))
-    assert second["policy"]["path"] == str(out / "02-round1/policy"), "not one of SFT"
-    assert second["data"]["train"] == str(out / "02-round1/focus/rows.jsonl")
-    assert third["policy"]["path"] == str(out / "03-round2/sft-policy")
-    focus_ids = [row["id"] for row in kept_rows(out / "03-round2/focus")]
-    assert third["data"]["train"] == str(out / "03-round2/focus/rows.jsonl")
-    assert focus_ids == [row["id"] for row in kept_rows(out / "02-round1/focus")]
-    verified = decided(out / "02-round1/verify").values()
+    sft_data = load(out / "04-round2/sft.yaml")["data"]
+    assert sft_data["train"] == str(out / "04-round2/rewrite/rows.jsonl")
+    assert sft_data["record"] == str(out / "04-round2/verify/record.jsonl")
+    bucket_a = [row["id"] for row in kept_rows(out / "01-phase1/focus")]
+    assert load(out / "02-phase2/train.yaml")["data"]["train"] == str(
+        out / "01-phase1/focus/rows.jsonl"
+    )
+    hard_a = decided(out / "02-phase2/focus")
+    assert [id for id, row in hard_a.items() if row["kept"]] == bucket_a
+    assert {row["bucket"] for row in hard_a.values()} == {"A"}, "phase 1's"
+    second, third = (load(out / name / "train.yaml") for name in ("04-round2", "05-round3"))
+    assert second["policy"]["path"] == str(out / "03-round1/policy"), "not one of SFT"
+    assert second["data"]["train"] == str(out / "03-round1/focus/rows.jsonl")
+    assert third["policy"]["path"] == str(out / "04-round2/sft-policy")
+    focus_ids = [row["id"] for row in kept_rows(out / "04-round2/focus")]
+    assert third["data"]["train"] == str(out / "04-round2/focus/rows.jsonl")
+    assert focus_ids == [row["id"] for row in kept_rows(out / "03-round1/focus")]
+    verified = decided(out / "03-round1/verify").values()
     dropped_ids = [row["id"] for row in verified if not row["kept"]]
     assert dropped_ids == [
         question_row.id

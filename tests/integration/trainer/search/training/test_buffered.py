@@ -63,7 +63,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             rollout={"deterministic": False},
             misc={"save_every_n_updates": 1, "patience_s": 60},
         )
-        learning.write_questions(folder / "train.jsonl", range(9))
+        temperatures = (0.5, None, 2.0)
+        learning.write_questions(folder / "train.jsonl", range(9), temperatures=temperatures)
         yield Stack(learning.write_config(folder / "config.yaml", settings), generator, stubs)
     patch.undo()
 
@@ -109,6 +110,8 @@ def test_updates_learn_while_the_next_batches_are_generated(stack, tmp_path):
     _, errors = command.communicate(timeout=300)
     assert command.returncode == 0 and "Traceback" not in errors, errors
     check_complete(tmp_path)
+    # the weights that sampled are those that learn, but for the first turn that waited for none
+    assert lines_of(tmp_path)[0]["sampler_gap_max"] < 1e-3, "at the temperature of each question"
     assert max(line["staleness_max"] for line in lines_of(tmp_path)) >= 1
     assert not paid_twice(stack)
     assert all(stub.bodies for stub in stack.stubs)

@@ -23,6 +23,8 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 #: Group sizes by the position of the question.
 SIZES = (2, 5, 3)
+#: Sampling temperatures in turn; None: the run's.
+TEMPERATURES = (0.5, None, 2.0, 1.5)
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +88,21 @@ def test_each_group_has_its_own_size_and_is_compared_within_itself(
 
 
 def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
-    flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "misc.patience_s=60")
+    data = learning.write_questions(tmp_path / "t.jsonl", range(9), SIZES, TEMPERATURES)
+    settings = (
+        f"misc.run_dir={tmp_path}/out",
+        f"data.train={data}",
+        "misc.patience_s=60",
+        "rl.importance_correction=on",
+    )
+    flags = [part for setting in settings for part in ("--set", setting)]
     arguments = ("train", "--config", str(config), *flags)
     result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
     assert result.returncode == 0, result.stderr
-    for update in (1, 2):
-        trajectories = stored(tmp_path, update)
+    for update, line in enumerate(lines_of(tmp_path / "out"), 1):
+        assert float(str(line["sampler_gap_max"])) < 1e-4, "at the temperature of each question"
+        trajectories = stored(tmp_path / "out", update)
+        assert len({trajectory.question.temperature for trajectory in trajectories}) > 1
         assert len({trajectory.group for trajectory in trajectories}) == 4
         assert Counter(
             Counter(trajectory.group for trajectory in trajectories).values()

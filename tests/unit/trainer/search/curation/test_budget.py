@@ -57,7 +57,7 @@ def hits(
 def episodes_of(
     id: str, ranks: list[int | None], judges: list[float | None], ndcg: float = 0.5
 ) -> list[Trajectory]:
-    question = make_question(id, 2)
+    question = make_question(id, 2, temperature=0.7)
     pairs = zip(ranks, judges, strict=True)
     return [hits(question, n, rank, judge, ndcg=ndcg) for n, (rank, judge) in enumerate(pairs)]
 
@@ -93,9 +93,10 @@ def test_a_row_gets_what_its_episodes_showed(
     row = decided(out)["q"]
     assert (row["reason"], row["n_agent"], row["max_turns"]) == (reason, n_agent, max_turns)
     (written,) = load_questions(str(out / "rows.jsonl"), SearchData())
-    assert (written.n_agent, written.max_turns) == (n_agent, max_turns)
+    expected = (n_agent, max_turns, 0.7)
+    assert (written.n_agent, written.max_turns, written.temperature) == expected
     (written,) = load_questions(str(out / "rows.parquet"), SearchData())
-    assert (written.n_agent, written.max_turns) == (n_agent, max_turns)
+    assert (written.n_agent, written.max_turns, written.temperature) == expected
 
 
 @pytest.mark.parametrize(("right", "rare"), [(28, True), (29, True), (30, False)])

@@ -57,7 +57,7 @@ def test_the_presets_are_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     loop_plan = LoopPlan(cfg, Path("out"))
     check_plan(loop_plan)
     last = loop_plan.training(cfg.rounds[-1])
-    assert last.misc.run_dir == "out/04-round3/train"
+    assert last.misc.run_dir == "out/05-round3/train"
     assert last.data.train == "demo/search/questions.jsonl"
 
 
@@ -77,12 +77,13 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
     ]
     assert table == [
         (32, 4, 7, "phase1"),
+        (32, 4, 7, "phase2"),
         (16, 8, 7, "focused"),
         (8, 16, 15, "focused"),
         (32, 16, 15, "focused"),
     ]
     tokens = [training.answering.generator.max_output_tokens for training in trainings[1:]]
-    assert tokens == [3072, 3072, 5120]
+    assert tokens == [2048, 3072, 3072, 5120]
     learns = [training.name for training in cfg.rounds if "sft" in training.then]
     assert learns == ["round2"], "round 2 begins with the merged policy of round 1"
     (after,) = (training for training in cfg.rounds if training.name == "round2")

@@ -34,8 +34,11 @@ def finished(id: str, version: int) -> tuple[Trajectory, Rollout]:
         weight_versions=[version, 0, 0, version + 1],
         images=[ProcessedImage(b"png", (1, 4, 6), READER)],
         trajectory_id=id,
+        temperature=0.7,
     )
-    return episode(id).model_copy(update={"tokens": record}), rollout
+    done = episode(id)
+    question = done.question.model_copy(update={"temperature": 0.7})
+    return done.model_copy(update={"tokens": record, "question": question}), rollout
 
 
 def opened(folder: Any, rank: int = 0) -> BufferedEpisodes:

@@ -1,4 +1,4 @@
-"""A generator that knows half of the answers, as a large model knows public data."""
+"""A generator that knows a part of the answers by heart, as a large model knows public data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from demo.search.reading import CORPUS, Sight
 NAME = "knowing-generator"
 
 
-def is_known(question: str) -> bool:
-    """Return whether the generator knows the answer: for half of all questions, always the same."""
-    return hashlib.sha256(question.encode()).digest()[0] % 2 == 0
+def is_known(question: str, one_in: int = 2) -> bool:
+    """Return whether the answer is known: of one in so many questions, always the same ones."""
+    return hashlib.sha256(question.encode()).digest()[0] % one_in == 0
 
 
 def flat(text: str) -> str:
@@ -26,22 +26,30 @@ def flat(text: str) -> str:
 
 
 class KnowingAnswerer(Answerer):
-    """Answers known questions rightly without images, and other questions as the demo does."""
+    """Answers known questions rightly without images, and other questions as the demo does.
+
+    one_in: of the questions in `files` one in so many is known. distracted: the share of the sets
+    of pages that make it answer from them alone, although it knows the answer.
+    """
 
     def __init__(
         self,
         files: Sequence[Path] = (TRAIN, HELDOUT),
         corpora: Sequence[Path] = (CORPUS,),
         keys: Sequence[Path] = (KEYS,),
+        *,
+        one_in: int = 2,
+        distracted: float = 0.0,
     ) -> None:
         super().__init__(corpora, keys)
+        self._distracted = distracted
         lines = [line for path in files for line in path.read_text("utf-8").splitlines()]
         rows = list(map(json.loads, lines))
         self._questions = [flat(row["question"]) for row in rows]
         self._by_heart = {
             flat(row["question"]): row["reference_answer"]
             for row in rows
-            if is_known(row["question"])
+            if is_known(row["question"], one_in)
         }
 
     def answer_from(self, text: str, sights: Sequence[Sight]) -> str:
@@ -53,4 +61,13 @@ class KnowingAnswerer(Answerer):
         matched = max(
             (question for question in self._questions if question in flat_text), key=len, default=""
         )
-        return self._by_heart.get(matched) or super().answer_from(text, sights)
+        memorized_answer = self._by_heart.get(matched)
+        if memorized_answer is None or self._is_distracted(matched, sights):
+            return super().answer_from(text, sights)
+        return memorized_answer
+
+    def _is_distracted(self, question: str, sights: Sequence[Sight]) -> bool:
+        """Return whether these pages make it forget what it knows; without pages it never does."""
+        page_ids = sorted({sight.page.page_id for sight in sights})
+        digest = hashlib.sha256(" ".join([question, *page_ids]).encode()).digest()
+        return bool(page_ids) and digest[0] < 256 * self._distracted
