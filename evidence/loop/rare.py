@@ -25,7 +25,6 @@ import yaml
 from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
 from evidence.loop.rounds import (
-    HELD_OUT,
     PHASE2,
     compared,
     measure_policy,
@@ -36,7 +35,7 @@ from evidence.loop.rounds import (
     write_questions,
 )
 from evidence.search.__main__ import running_services
-from evidence.search.sets import SETS
+from evidence.search.sets import HELD_OUT, SETS
 from trainer.runs.run_log import read_jsonl, write_jsonl
 
 ARMS = ("rare", "random", "none")

@@ -75,11 +75,13 @@ def counts_of(trajectories: list[Trajectory]) -> dict[int, int]:
     return dict(Counter(int(t.trajectory_id.rsplit("-", 2)[1]) for t in trajectories))
 
 
-def check_decisions(out: Path, lead: int = 0, known: tuple[Path, ...] = ()) -> None:
+def check_decisions(
+    out: Path, lead: int = 0, known: tuple[Path, ...] = (), updates: int = UPDATES
+) -> None:
     """Check each first round against an allocation by the results up to `lead` updates before.
 
     known: runs that were played earlier."""
-    for update in range(1, UPDATES + 1):
+    for update in range(1, updates + 1):
         results = Results(success=0.5)
         for run in known:
             results.add(TrajectoryStore(run / "trajectories").read())
@@ -122,11 +124,11 @@ def test_the_log_has_the_numbers_and_the_spread_that_came(plain: Path) -> None:
 
 
 def test_several_processes_agree(config: Path, tmp_path: Path) -> None:
-    flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "misc.patience_s=60")
+    flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "rl.num_updates=2")
     arguments = ("train", "--config", str(config), *flags)
     result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
     assert result.returncode == 0, result.stderr
-    check_decisions(tmp_path)
+    check_decisions(tmp_path, updates=2)
 
 
 def test_rollouts_that_are_sampled_early_use_the_results_before_their_weights(
@@ -159,8 +161,8 @@ def test_under_a_cap_the_total_shrinks_and_the_run_comes_to_its_end(
     train(config, tmp_path / "equal", cap, off, "eval.eval_limit=1", code=3)
     out = train(config, tmp_path / "online", cap, "eval.eval_limit=1")
     samples = [line["samples"] for line in lines_of(out)]
-    assert len(samples) == UPDATES and samples[0] == QUESTIONS * N_AGENT
-    assert all(2 * QUESTIONS <= count < QUESTIONS * N_AGENT for count in samples[-2:])
+    assert len(samples) == UPDATES
+    assert all(2 * QUESTIONS <= count < QUESTIONS * N_AGENT for count in samples)
     left = [line["budget_money_left"] for line in lines_of(out)]
     assert left == sorted(left, reverse=True) and left[-1] > 0
 
