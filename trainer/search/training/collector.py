@@ -30,7 +30,7 @@ from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
 from trainer.search.training.buffered import BufferedEpisodes, StoredEpisodes
 from trainer.search.training.loading import SearchLearner
-from trainer.search.training.online_budget import Decision, OnlineBudget
+from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
 from trainer.search.training.stats import without_spread
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class SearchBatch(Batch[Rollout, Trajectory]):
 
     final: Mapping[str, Trajectory] = field(default_factory=dict)
     waited: Stats = field(default_factory=dict)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[BudgetDecision] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ DECISIONS = "online_budget"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class BudgetDecision:
     """The episodes of the questions of one round of an update.
 
     counts: episodes of each question, by its position. spread: mean probability that the group has
@@ -111,7 +111,9 @@ class OnlineBudget:
         for run in cfg.rollout.online_budget.earlier if world.is_main else ():
             self.results.add(TrajectoryStore(Path(run) / FOLDER).read(tokens=False))
 
-    def decide(self, update: int, number: int, chosen: Sequence[tuple[int, Question]]) -> Decision:
+    def decide(
+        self, update: int, number: int, chosen: Sequence[tuple[int, Question]]
+    ) -> BudgetDecision:
         """Return the decision about a round's questions, the same on every process.
 
         number: of the round; the first, 0, has all questions of the update. chosen: (position,
@@ -121,7 +123,7 @@ class OnlineBudget:
         decided = [self._decide(update, number, chosen, spent)] if self._world.is_main else []
         return self._world.gather(decided)[0]
 
-    def stats(self, decisions: Sequence[Decision], final: Mapping[str, Trajectory]) -> Stats:
+    def stats(self, decisions: Sequence[BudgetDecision], final: Mapping[str, Trajectory]) -> Stats:
         """Return the stats of an update: of its first decision, and what came of all."""
         outcomes: dict[str, set[bool | None]] = defaultdict(set)
         for trajectory in final.values():
@@ -131,7 +133,7 @@ class OnlineBudget:
 
     def _decide(
         self, update: int, number: int, chosen: Sequence[tuple[int, Question]], spent: float
-    ) -> Decision:
+    ) -> BudgetDecision:
         questions = {position: question.id for position, question in chosen}
         path = self._path(update, number)
         decision = _read(path)
@@ -139,7 +141,7 @@ class OnlineBudget:
             self._read_results(self._known(update))
             decision = self._new_decision(update, number, chosen, spent)
             self._folder.mkdir(exist_ok=True)
-            write_json(path, {name: getattr(decision, name) for name in Decision.__slots__})
+            write_json(path, {name: getattr(decision, name) for name in BudgetDecision.__slots__})
         counts = list(decision.counts.values())
         left = decision.money_left
         log.info(
@@ -157,7 +159,7 @@ class OnlineBudget:
 
     def _new_decision(
         self, update: int, number: int, chosen: Sequence[tuple[int, Question]], spent: float
-    ) -> Decision:
+    ) -> BudgetDecision:
         section, n_agent = self.cfg.rollout.online_budget, self.cfg.rollout.n_agent
         assert section.n_max is not None
         cap = self.cfg.answering.money.cap if self._answering is not None else None
@@ -174,7 +176,7 @@ class OnlineBudget:
         counts = allocate(beliefs, total, fewest, section.n_max)
         spread = fmean(map(lambda belief, count: belief.spread(count), beliefs, counts))
         positions = [position for position, _ in chosen]
-        return Decision(
+        return BudgetDecision(
             {position: question.id for position, question in chosen},
             dict(zip(positions, counts, strict=True)),
             spread,
@@ -237,7 +239,7 @@ class OnlineBudget:
         return self._folder / f"update-{update:06d}-{number}.json"
 
 
-def _read(path: Path) -> Decision | None:
+def _read(path: Path) -> BudgetDecision | None:
     """Return a decision that was written; None if there is none."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -245,4 +247,4 @@ def _read(path: Path) -> Decision | None:
         return None
     for name in ("questions", "counts"):
         values[name] = {int(position): value for position, value in values[name].items()}
-    return Decision(**values)
+    return BudgetDecision(**values)

@@ -286,7 +286,6 @@ def test_so_does_one_that_chooses_the_episodes_by_the_results_so_far(
         tmp_path,
         data={"train": str(data)},
         rollout={"online_budget": {"n_max": 8}},
-        reward={"preset": "focused"},
     )
     lines = rows(chosen.full_run / "log.jsonl")
     assert any(line["budget_episodes_max"] > line["budget_episodes_min"] for line in lines)
