@@ -285,7 +285,7 @@ def test_so_does_one_that_chooses_the_episodes_by_the_results_so_far(
         stack,
         tmp_path,
         data={"train": str(data)},
-        rollout={"online_budget": {"n_max": 8}},
+        rollout={"online_budget": {"n_max": 8, "success": 0.7}},
     )
     lines = rows(chosen.full_run / "log.jsonl")
     assert any(line["budget_episodes_max"] > line["budget_episodes_min"] for line in lines)
