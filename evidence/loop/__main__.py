@@ -15,23 +15,23 @@ of the mean of the seeds.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.common import WORK, Measurement, run
+from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
-from evidence.loop.rounds import SEEDS, compared, play, write_questions
-from evidence.search.__main__ import SIDE_BY_SIDE, running_services
+from evidence.loop.rounds import compared, play, run_seeds, write_questions
+from evidence.search.__main__ import running_services
 from evidence.search.sets import SETS
 from trainer.runs.run_log import read_jsonl
 
 ARMS = ("loop", "plain")
 
 
-def questions(quick: bool) -> Iterator[Measurement]:
+def questions(quick: bool, seeds: Sequence[int], jobs: int) -> Iterator[Measurement]:
     """Yield all measurements."""
-    seeds, every, updates = ((1,), 20, 1) if quick else (SEEDS, 5, None)
+    seeds, every, updates = ((1,), 20, 1) if quick else (seeds, 5, None)
     folder = WORK / ("loop_evidence_quick" if quick else "loop_evidence")
     folder.mkdir(parents=True, exist_ok=True)
     wrong = {
@@ -43,11 +43,11 @@ def questions(quick: bool) -> Iterator[Measurement]:
         round_config["then"] = [step for step in steps if step != "hallucinations"]
     for round_config in rounds_by_arm["plain"]["rounds"]:
         round_config["then"] = []
-    jobs = [(arm, seed) for seed in seeds for arm in ARMS]
-    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        list(pool.map(lambda job: play(folder, job[0], job[1], rounds_by_arm[job[0]], urls), jobs))
-    for round_config in SETS:
-        yield from compared(folder, round_config, ARMS, seeds)
+    runs = [(arm, seed) for seed in seeds for arm in ARMS]
+    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda run: play(folder, run[0], run[1], rounds_by_arm[run[0]], urls), runs))
+    for set_name in SETS:
+        yield from compared(folder, set_name, [ARMS], seeds)
     yield from _planted(folder, wrong)
 
 
@@ -74,4 +74,4 @@ def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Measuremen
 
 
 if __name__ == "__main__":
-    run("loop_evidence", __doc__, questions)
+    run_seeds("loop_evidence", __doc__, questions)

@@ -49,6 +49,7 @@ _RUN_FILES = (
     "completions",
     "trajectories",
     "buffer",
+    "online_budget",
     "checkpoints",
     "trackers",
     "messages.log",

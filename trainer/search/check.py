@@ -162,9 +162,13 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
         f"{_range(steps)} steps each" if rl.minibatch_size else f"{rl.minibatches} steps each"
     )
     num_own_sizes = sum(question.n_agent is not None for question in train)
+    online, note = cfg.rollout.online_budget, ""
+    if num_own_sizes:
+        note = f" ({num_own_sizes} questions have an n_agent of their own)"
+    if online.n_max is not None:
+        note = f" in the mean, {online.n_min} to {online.n_max} of each by the results so far"
     return None, (
-        f"{rl.num_updates} of {questions} questions x {_range(sizes)} episodes"
-        f"{f' ({num_own_sizes} questions have an n_agent of their own)' if num_own_sizes else ''}, "
+        f"{rl.num_updates} of {questions} questions x {_range(sizes)} episodes{note}, "
         f"{steps_text}{_own_temperatures(cfg, train)}"
     )
 

@@ -61,6 +61,11 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
     ServiceUnreachable if a service is unavailable.
     """
     questions = _questions(cfg, limit)
+    if cfg.rollout.online_budget.n_max is not None:
+        raise UserError(
+            "rollout.online_budget.n_max: only training chooses episodes by their results. Set it "
+            "to null for collect."
+        )
     with messages() as message_log, ShutdownHandler() as shutdown:
         check_gold(questions, cfg.reward.weights["ndcg"])
         folder = open_run_dir(cfg.misc)

@@ -17,7 +17,7 @@ from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config_data import SearchData
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rollout.config import EpisodeConfig, TurnSamplingConfig
-from trainer.search.training.config import SearchRLConfig
+from trainer.search.training.config import OnlineBudgetConfig, SearchRLConfig
 
 
 class RetrieverConfig(Config):
@@ -59,6 +59,10 @@ class RolloutConfig(Config):
     n_agent: int = Field(
         1, ge=1, description="Episodes of a question: its group, where a row does not say."
     )
+    online_budget: OnlineBudgetConfig = Field(
+        default_factory=OnlineBudgetConfig,
+        description="Episodes by the results so far. Of training alone.",
+    )
     dynamic_sampling: int = Field(
         0,
         ge=0,
@@ -77,6 +81,16 @@ class RolloutConfig(Config):
         description="Seconds from a step's last turn on in which its rewards have to come; what "
         "comes later is dropped, and counted.",
     )
+
+    @model_validator(mode="after")
+    def _budget_has_room(self) -> RolloutConfig:
+        online = self.online_budget
+        if online.n_max is not None and not online.n_min <= self.n_agent <= online.n_max:
+            raise ValueError(
+                f"online_budget: n_agent {self.n_agent} is the mean of a question's episodes: it "
+                f"has to be from n_min {online.n_min} to n_max {online.n_max}"
+            )
+        return self
 
 
 class SearchConfig(RunConfig):

@@ -56,7 +56,7 @@ class EpisodeRunner:
         *,
         step: int,
         attempt: int = 0,
-        samples: int | None = None,
+        samples: int | Mapping[int, int] | None = None,
         kind: str = "",
         groups: Mapping[int, str] | None = None,
         stored: Mapping[str, Trajectory] | None = None,
@@ -66,9 +66,10 @@ class EpisodeRunner:
 
         indexed_questions: (position in the step, question), the same on every process; the
         processes share their episodes. samples: episodes of a question without an `n_agent`; None:
-        one of each question. kind: prefix of the ids, if steps have the same number. groups: group
-        names by position, if questions may occur twice. stored: finished episodes by id, which
-        are not run again. on_done: is called with each episode of this process that has run.
+        one of each question; a mapping: of the question at each position. kind: prefix of the ids,
+        if steps have the same number. groups: group names by position, if questions may occur
+        twice. stored: finished episodes by id, which are not run again. on_done: is called with
+        each episode of this process that has run.
         Raises what `run_trajectories` raises.
         """
         trajectories = self._new_trajectories(
@@ -112,7 +113,7 @@ class EpisodeRunner:
         indexed_questions: Sequence[tuple[int, Question]],
         step: int,
         attempt: int,
-        samples: int | None,
+        samples: int | Mapping[int, int] | None,
         kind: str,
         groups: Mapping[int, str] | None,
     ) -> list[Trajectory]:
@@ -129,7 +130,9 @@ class EpisodeRunner:
                 question=question,
             )
             for index, question in indexed_questions
-            for sample in range(question.samples(samples))
+            for sample in range(
+                samples[index] if isinstance(samples, Mapping) else question.samples(samples)
+            )
         ]
 
     def resubmit(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:

@@ -145,6 +145,14 @@ def curves() -> tuple[Curve, ...]:
         Curve.with_held_out("a gold page was shown", "gold_seen_share"),
         Curve(title="coverage", keys=tuple(f"{part}_coverage" for part in parts)),
         Curve(title="groups, and those without spread", keys=("groups", "groups_without_spread")),
+        Curve(
+            title="groups with both success and failure (share)",
+            keys=("budget_spread_expected", "budget_spread"),
+        ),
+        Curve(
+            title="episodes of a question",
+            keys=tuple(f"budget_episodes_{name}" for name in ("min", "mean", "max")),
+        ),
         Curve.with_held_out("turns", "turns_mean"),
         Curve(title="searches and crops", keys=("searches_mean", "crops_mean")),
         Curve.with_held_out("invalid turns (share)", "invalid_share"),

@@ -30,6 +30,7 @@ from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
 from trainer.search.training.buffered import BufferedEpisodes, StoredEpisodes
 from trainer.search.training.loading import SearchLearner
+from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
 from trainer.search.training.stats import without_spread
 
 log = logging.getLogger(__name__)
@@ -38,10 +39,11 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class SearchBatch(Batch[Rollout, Trajectory]):
     """The batch of an update. final: all its episodes, also those without a reward or a turn of the
-    policy. waited: stats of waiting for rewards."""
+    policy. waited: stats of waiting for rewards. decisions: of the online budget, by round."""
 
     final: Mapping[str, Trajectory] = field(default_factory=dict)
     waited: Stats = field(default_factory=dict)
+    decisions: list[BudgetDecision] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -67,13 +69,16 @@ class EpisodeCollector:
         world: DistributedContext,
         buffer: RolloutBuffer | None = None,
         should_stop: Callable[[], bool] | None = None,
+        budget: OnlineBudget | None = None,
     ) -> None:
         """Prepare to collect batches, one at a time.
 
         episodes: its world is `world`. world, buffer, should_stop: as
-        `OpensCollectors.open_collector` says.
+        `OpensCollectors.open_collector` says. budget: decides the numbers of episodes; None: they
+        are those of the rows.
         """
         self.cfg, self.world, self.episodes, self.searcher = run.cfg, world, episodes, searcher
+        self.budget = budget
         self._should_stop = should_stop or (lambda: bool(run.shutdown.signal_number))
         self._buffered: BufferedEpisodes | None = None
         if buffer is not None:
@@ -159,8 +164,8 @@ class EpisodeCollector:
 
         batch: of the update; its `final` has the earlier rounds.
         """
-        attempt = self._next_attempt(update)
-        sampled = self._sample(sampler, update, attempt, chosen, batch, clock)
+        attempt, counts = self._next_attempt(update), self._counts(update, number, chosen, batch)
+        sampled = self._sample(sampler, update, attempt, chosen, counts, batch, clock)
         for num_tries in count(1):
             self.world.set_phase(f"update {update}, rewards")
             final = self.episodes.collect_rewards(update, sampled.finished)
@@ -177,7 +182,7 @@ class EpisodeCollector:
             if any(trajectory.end != "failed" for trajectory in failures(final)):
                 sampled.finished = self.episodes.resubmit(sampled.finished, attempt)
             else:  # the retriever was unavailable: run the episodes again
-                sampled = self._sample(sampler, update, attempt, chosen, batch, clock)
+                sampled = self._sample(sampler, update, attempt, chosen, counts, batch, clock)
         raise AssertionError
 
     def _sample(
@@ -186,10 +191,11 @@ class EpisodeCollector:
         update: int,
         attempt: int,
         chosen: Sequence[tuple[int, Question]],
+        counts: Mapping[int, int],
         batch: SearchBatch,
         clock: PhaseTimer,
     ) -> _SampledEpisodes:
-        """Run the episodes of questions, each process its part."""
+        """Run the episodes of questions, each process its part. counts: of each position."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
         world.set_phase(f"update {update}, sampling")
         policy = searcher.policy(
@@ -200,7 +206,7 @@ class EpisodeCollector:
             with_logprobs=True,
             deterministic=cfg.rollout.deterministic,
         )
-        stored = self._stored_episodes(update, chosen)
+        stored = self._stored_episodes(update, counts)
         batch.dropped_stale += stored.dropped
         rollouts = dict(stored.rollouts)
 
@@ -222,7 +228,7 @@ class EpisodeCollector:
                 chosen,
                 step=update,
                 attempt=attempt,
-                samples=cfg.rollout.n_agent,
+                samples=counts,
                 groups=dict(zip((position for position, _ in chosen), names, strict=True)),
                 stored=stored.finished,
                 on_done=note_end,
@@ -235,9 +241,21 @@ class EpisodeCollector:
                 clock.lap("logprob_s")
         return _SampledEpisodes(finished, rollouts)
 
-    def _stored_episodes(
-        self, update: int, chosen: Sequence[tuple[int, Question]]
-    ) -> StoredEpisodes:
+    def _counts(
+        self,
+        update: int,
+        number: int,
+        chosen: Sequence[tuple[int, Question]],
+        batch: SearchBatch,
+    ) -> Mapping[int, int]:
+        """Return the number of episodes of each position."""
+        if self.budget is None:
+            n_agent = self.cfg.rollout.n_agent
+            return {position: question.samples(n_agent) for position, question in chosen}
+        batch.decisions.append(self.budget.decide(update, number, chosen))
+        return batch.decisions[-1].counts
+
+    def _stored_episodes(self, update: int, counts: Mapping[int, int]) -> StoredEpisodes:
         """Return the episodes of questions that an earlier start has finished.
 
         If this process samples, they are returned only if none is missing: then the batch's random
@@ -248,8 +266,8 @@ class EpisodeCollector:
             return StoredEpisodes()
         ids = {
             f"{update}-{position}-{sample}"
-            for position, question in chosen
-            for sample in range(question.samples(cfg.rollout.n_agent))
+            for position, count in counts.items()
+            for sample in range(count)
         }
         stored = self._buffered.read(update, ids, cfg.rl.max_staleness)
         if cfg.generation.engine == "generate" and len(stored.finished) < len(ids):

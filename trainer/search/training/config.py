@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
+from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.config import RLConfig
 
@@ -19,6 +20,25 @@ _DEFAULTS: dict[str, Any] = {
     "advantage_norm": "grpo",
     "advantage_eps": 1e-6,
 }
+
+
+class OnlineBudgetConfig(Config):
+    """The number of episodes of each question, chosen from the results so far."""
+
+    n_max: int | None = Field(
+        None,
+        ge=2,
+        description="Most episodes of a question in an update, whose total stays rl.batch_size x "
+        "rollout.n_agent; null: off, each question has its own n_agent or rollout.n_agent.",
+    )
+    n_min: int = Field(2, ge=2, description="Fewest episodes of a question in an update.")
+    success: float = Field(
+        0.5, description="An episode succeeds that earns this: a group teaches if some do."
+    )
+    earlier: list[str] = Field(
+        default=[],
+        description="Folders of runs with the same reward whose results count from the start.",
+    )
 
 
 class SearchRLConfig(RLConfig):

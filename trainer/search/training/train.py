@@ -40,8 +40,10 @@ from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.advantages import episode_advantages
+from trainer.search.training.allocation import LEAST
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
 from trainer.search.training.loading import SearchLearner, load_searcher
+from trainer.search.training.online_budget import OnlineBudget, check_online_budget
 from trainer.search.training.stats import update_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -88,6 +90,7 @@ def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
         )
     if cfg.rl.advantage_norm == "grpo":
         _check_groups(train, cfg.rollout.n_agent)
+    check_online_budget(cfg, train)
     check_trackers(cfg.misc.trackers)
 
 
@@ -108,6 +111,8 @@ def workload_of(cfg: SearchConfig, train: Sequence[Question]) -> Workload:
     """Return the sizes of an update; episodes of a group with equal rewards are not in the loss."""
     n_agent = cfg.rollout.n_agent
     sizes = [question.samples(n_agent) for question in train] or [n_agent]
+    if cfg.rollout.online_budget.n_max is not None and cfg.answering.money.cap is not None:
+        sizes.append(LEAST)  # the mean of an update that the money has shrunk
     return Workload(
         cfg.rl,
         (min(sizes), max(sizes)),
@@ -210,7 +215,18 @@ class SearchTask:
             tolerates_outage=True,
             should_stop=should_stop or (lambda: bool(shutdown.signal_number)),
         )
-        return EpisodeCollector(self._run, episodes, self.searcher, world, buffer, should_stop)
+        budget = self._open_budget(world)
+        return EpisodeCollector(
+            self._run, episodes, self.searcher, world, buffer, should_stop, budget
+        )
+
+    def _open_budget(self, world: DistributedContext) -> OnlineBudget | None:
+        if self.cfg.rollout.online_budget.n_max is None:
+            return None
+        learner = self.searcher.learner
+        evaluated = sum(map(len, learner.sets.values()))
+        answering = self.services.answering
+        return OnlineBudget(self.cfg, learner.train, evaluated, self._store, answering, world)
 
     def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost, of all processes."""
@@ -219,7 +235,10 @@ class SearchTask:
         own_stats = {name: value for name, value in batch.waited.items() if value is not None}
         if answering is not None:
             own_stats |= answering.stats()
-        return update_stats(batch.final) | merge_step_stats(self.world.gather([own_stats]))
+        stats = update_stats(batch.final) | merge_step_stats(self.world.gather([own_stats]))
+        if self.collector.budget is not None:
+            stats |= self.collector.budget.stats(batch.decisions, batch.final)
+        return stats
 
     def advantages(self, rollouts: list[Rollout], rewards: list[Trajectory]) -> TokenAdvantages:
         """Return the advantages with the options of `rl`."""

@@ -277,6 +277,21 @@ def test_so_does_one_that_generates_two_updates_early(stack: Stack, tmp_path: Pa
     check_killed(early, tmp_path, kills=3, seed=3)
 
 
+def test_so_does_one_that_chooses_the_episodes_by_the_results_so_far(
+    stack: Stack, tmp_path: Path
+) -> None:
+    data = learning.write_questions(tmp_path / "train.jsonl", range(9))
+    chosen = stack_with(
+        stack,
+        tmp_path,
+        data={"train": str(data)},
+        rollout={"online_budget": {"n_max": 8, "success": 0.7}},
+    )
+    lines = rows(chosen.full_run / "log.jsonl")
+    assert any(line["budget_episodes_max"] > line["budget_episodes_min"] for line in lines)
+    check_killed(chosen, tmp_path, kills=2, seed=4)
+
+
 def check_killed(stack: Stack, tmp_path: Path, kills: int, seed: int) -> None:
     """Kill a run that often, in as many runs as that takes."""
     moments, num_lost, runs = random.Random(seed), 0, 1

@@ -1,0 +1,250 @@
+"""Decide the number of episodes of each question of an update, while a run trains.
+
+Update u with `rl.max_staleness` s uses the results of the updates up to u - 1 - s: they are
+complete when its batch begins, whatever runs ahead. A decision is written to
+
+    RUN/online_budget/update-000007-0.json      of update 7, round 0 of its dynamic sampling
+
+before its first episode, and read again by a resumed run, so that a lost update has the same
+numbers of episodes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from scorekit.errors import UserError
+from trainer.rl.distributed import DistributedContext
+from trainer.runs.run_log import write_json
+from trainer.runs.stats import Stats
+from trainer.search.answer.estimate import worst_case
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.answer.spending import sum_charges
+from trainer.search.config import SearchConfig
+from trainer.search.records import Question, Trajectory
+from trainer.search.training.allocation import LEAST, Results, affordable, allocate
+from trainer.search.trajectories.store import FOLDER, TrajectoryStore
+from trainer.search.upper_bounds import most_turns
+
+log = logging.getLogger(__name__)
+DECISIONS = "online_budget"
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetDecision:
+    """The episodes of the questions of one round of an update.
+
+    counts: episodes of each question, by its position. spread: mean probability that the group has
+    both a success and a failure. money_left: None without a cap.
+    """
+
+    questions: Mapping[int, str]
+    counts: Mapping[int, int]
+    spread: float
+    money_left: float | None
+
+    def stats(self) -> Stats:
+        """Return the stats for the log."""
+        counts = list(self.counts.values())
+        return {
+            "budget_episodes_min": min(counts),
+            "budget_episodes_mean": fmean(counts),
+            "budget_episodes_max": max(counts),
+            "budget_spread_expected": self.spread,
+            "budget_money_left": self.money_left,
+        }
+
+
+def check_online_budget(cfg: SearchConfig, train: Sequence[Question]) -> None:
+    """Raise UserError if the budget cannot be chosen online as the config says."""
+    section = cfg.rollout.online_budget
+    if section.n_max is None:
+        return
+    if ids := [question.id for question in train if question.n_agent is not None]:
+        raise UserError(
+            f"rollout.online_budget: {len(ids)} questions of data.train have an n_agent of their "
+            f"own ({ids[0]} first). Remove theirs, or set rollout.online_budget.n_max to null."
+        )
+    for run in section.earlier:
+        try:
+            TrajectoryStore(Path(run) / FOLDER)
+        except UserError as error:
+            raise UserError(f"rollout.online_budget.earlier: {error}") from None
+
+
+class OnlineBudget:
+    """Decides the numbers of episodes of the batches that one collector collects.
+
+    The main process decides for all.
+    """
+
+    def __init__(
+        self,
+        cfg: SearchConfig,
+        train: Sequence[Question],
+        evaluated: int,
+        store: TrajectoryStore,
+        answering: AnswerPipeline | None,
+        world: DistributedContext,
+    ) -> None:
+        """Prepare to decide.
+
+        train: all questions. evaluated: episodes of one evaluation, all sets together. store: of
+        this run; on a resume it ends with the checkpoint. answering: None: nothing is paid for.
+        world: of the collector's thread.
+        """
+        self.cfg, self._train, self._evaluated = cfg, train, evaluated
+        self._store, self._answering, self._world = store, answering, world
+        self._rl = cfg.rl.over(len(train))
+        self._num_questions = self._rl.batch_size * self._rl.grad_accum
+        self._folder = Path(cfg.misc.run_dir) / DECISIONS
+        self.results = Results(cfg.rollout.online_budget.success)
+        self._read_until = self._played = self._played_first = 0
+        for run in cfg.rollout.online_budget.earlier if world.is_main else ():
+            self.results.add(TrajectoryStore(Path(run) / FOLDER).read(tokens=False))
+
+    def decide(
+        self, update: int, number: int, chosen: Sequence[tuple[int, Question]]
+    ) -> BudgetDecision:
+        """Return the decision about a round's questions, the same on every process.
+
+        number: of the round; the first, 0, has all questions of the update. chosen: (position,
+        question).
+        """
+        spent = self._spent()
+        decided = [self._decide(update, number, chosen, spent)] if self._world.is_main else []
+        return self._world.gather(decided)[0]
+
+    def stats(self, decisions: Sequence[BudgetDecision], final: Mapping[str, Trajectory]) -> Stats:
+        """Return the stats of an update: of its first decision, and what came of all."""
+        outcomes: dict[str, set[bool | None]] = defaultdict(set)
+        for trajectory in final.values():
+            outcomes[trajectory.group].add(self.results.is_success(trajectory))
+        spread = fmean({True, False} <= kinds for kinds in outcomes.values())
+        return decisions[0].stats() | {"budget_spread": spread}
+
+    def _decide(
+        self, update: int, number: int, chosen: Sequence[tuple[int, Question]], spent: float
+    ) -> BudgetDecision:
+        questions = {position: question.id for position, question in chosen}
+        path = self._path(update, number)
+        decision = _read(path)
+        if decision is None or decision.questions != questions:
+            self._read_results(self._known(update))
+            decision = self._new_decision(update, number, chosen, spent)
+            self._folder.mkdir(exist_ok=True)
+            write_json(path, {name: getattr(decision, name) for name in BudgetDecision.__slots__})
+        counts = list(decision.counts.values())
+        left = decision.money_left
+        log.info(
+            "update %d: %d episodes of %d questions, %d to %d each; groups with both success and "
+            "failure: %.2f expected%s",
+            update,
+            sum(counts),
+            len(counts),
+            min(counts),
+            max(counts),
+            decision.spread,
+            "" if left is None else f"; money left: {left:.4f}",
+        )
+        return decision
+
+    def _new_decision(
+        self, update: int, number: int, chosen: Sequence[tuple[int, Question]], spent: float
+    ) -> BudgetDecision:
+        section, n_agent = self.cfg.rollout.online_budget, self.cfg.rollout.n_agent
+        assert section.n_max is not None
+        cap = self.cfg.answering.money.cap if self._answering is not None else None
+        total = len(chosen) * n_agent
+        if number:  # as many for each question as in the update's first round
+            first = _read(self._path(update, 0))
+            assert first is not None
+            total = len(chosen) * sum(first.counts.values()) // len(first.counts)
+        elif cap is not None and spent:
+            total = min(total, self._lasting(update, cap - spent, spent))
+        total = max(total, LEAST * len(chosen))
+        beliefs = [self.results.belief(question) for _, question in chosen]
+        fewest = section.n_min if total >= section.n_min * len(chosen) else LEAST
+        counts = allocate(beliefs, total, fewest, section.n_max)
+        spread = fmean(map(lambda belief, count: belief.spread(count), beliefs, counts))
+        positions = [position for position, _ in chosen]
+        return BudgetDecision(
+            {position: question.id for position, question in chosen},
+            dict(zip(positions, counts, strict=True)),
+            spread,
+            None if cap is None else cap - spent,
+        )
+
+    def _lasting(self, update: int, left: float, spent: float) -> int:
+        """Return the episodes of this update with which the money lasts to the end of the run.
+
+        An episode costs the mean so far, with evaluations. Batches in flight count as played in
+        the mean, and as unpaid in what remains. What one episode may cost at most is not spent.
+        """
+        known = self._known(update)
+        in_flight = sum(
+            sum(decision.counts.values())
+            for earlier in range(known + 1, update)
+            if (decision := _read(self._path(earlier, 0))) is not None
+        )
+        evaluations = self._evaluations()
+        done = self._evaluated * sum(number <= known for number in evaluations)
+        due = self._evaluated * sum(number > known for number in evaluations)
+        cost = spent / max(1, self._played + in_flight + done)
+        rounds = self._played / self._played_first if self._played_first else 1.0
+        remaining = (self._rl.num_updates - update + 1) * rounds
+        return affordable(left - self._most_of_one, cost, in_flight + due, remaining)
+
+    def _evaluations(self) -> list[int]:
+        """Return the updates after which all sets are evaluated; 0 is the start."""
+        every, last = self.cfg.eval.eval_every_n_updates, self._rl.num_updates
+        return sorted({0, last, *(range(every, last, every) if every else ())})
+
+    @cached_property
+    def _most_of_one(self) -> float:
+        """Return what one episode may cost at most, as the mean over the questions."""
+        max_images = most_turns(self.cfg, self._train) * self.cfg.episode.pages_per_search
+        bound = worst_case(self._train, 1, max_images, self.cfg.answering)
+        return sum_charges([bound.generator, bound.judge]).money or 0.0
+
+    def _spent(self) -> float:
+        """Return the money that the run has spent, on every process."""
+        totals = {} if self._answering is None else self._answering.spent
+        return sum(self._world.gather([sum_charges(totals.values()).money or 0.0]))
+
+    def _known(self, update: int) -> int:
+        """Return the last update whose results an update uses; below 1: none."""
+        return update - 1 - self._rl.max_staleness
+
+    def _read_results(self, until: int) -> None:
+        """Read the episodes of the updates up to `until` that have not been read."""
+        for step in range(self._read_until + 1, until + 1):
+            episodes = list(self._store.read([step], tokens=False))
+            self.results.add(episodes)
+            self._played += len(episodes)
+            self._played_first += sum(
+                int(t.trajectory_id.rsplit("-", 2)[1]) < self._num_questions for t in episodes
+            )
+            self._read_until = step
+
+    def _path(self, update: int, number: int) -> Path:
+        return self._folder / f"update-{update:06d}-{number}.json"
+
+
+def _read(path: Path) -> BudgetDecision | None:
+    """Return a decision that was written; None if there is none."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    for name in ("questions", "counts"):
+        values[name] = {int(position): value for position, value in values[name].items()}
+    return BudgetDecision(**values)
