@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,13 +44,18 @@ def base_names(node: ast.ClassDef) -> list[str]:
     return [ast.unparse(base).rpartition(".")[2] for base in node.bases]
 
 
-def _classes(packages: tuple[str, ...]) -> Iterator[tuple[str, ast.ClassDef]]:
+@cache
+def _classes(packages: tuple[str, ...]) -> list[tuple[str, ast.ClassDef]]:
+    """Return the classes of some packages, each with its module."""
+    found = []
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
-            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    yield module.removesuffix(".__init__"), node
+            text = path.read_text(encoding="utf-8")
+            if "\nclass " in text:
+                module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                classes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)]
+                found += [(module.removesuffix(".__init__"), node) for node in classes]
+    return found
 
 
 def error_classes() -> list[ErrorClass]:

@@ -41,7 +41,9 @@ def http_page(service: str) -> str:
                 "required" if key in required else _default(field),
                 *(f"{sign} {field[bound]:,}" for bound, sign in _BOUNDS.items() if bound in field),
             ]
-            parts.append(entry(key, facts, escape(field.get("description", "")), id=f"{name}-{key}"))
+            parts.append(
+                entry(key, facts, escape(field.get("description", "")), id=f"{name}-{key}")
+            )
     return "\n".join(parts)
 
 

@@ -148,7 +148,10 @@ def _inline(found: re.Match[str], source: str) -> str:
     if not drawing.is_file():
         return found[0]
     text = drawing.read_text(encoding="utf-8")
-    return text[text.index("<svg") :] if "--md-" in text else found[0]
+    if "--md-" not in text:
+        return found[0]
+    drawn = " ".join(text[text.index("<svg") :].split())  # Markdown ends raw HTML at a blank line
+    return f"<div>{drawn}</div>"
 
 
 def _notebook(source: str, notebook: dict[str, Any]) -> str:
