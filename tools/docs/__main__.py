@@ -1,7 +1,7 @@
 """Write the sources of the documentation site into a folder; `make docs` builds the site of them.
 
 python -m tools.docs build/docs            # once
-python -m tools.docs build/docs --watch    # and again whenever a page changes, for `make docs-serve`
+python -m tools.docs build/docs --watch    # and again when a page changes: `make docs-serve`
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Check a built site: each link leads to a page and a heading of it, and nothing comes from a network.
+"""Check a built site: links lead to pages and headings of it, and nothing comes from a network.
 
     python -m tools.docs.check_site build/site
 

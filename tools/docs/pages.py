@@ -1,7 +1,7 @@
 """Assemble the pages of the site: those of the repository, and those made from the code.
 
-A page keeps its place: `docs/search.md` is `search.md` of the site, `demo/README.md` stays. A link to
-another page of the repository leads to that page, and a link to a source file to a page that shows it.
+A page keeps its place: `docs/search.md` is `search.md` of the site, `demo/README.md` stays. A link
+to another page of the repository leads to that page; one to a source file, to a page that shows it.
 """
 
 from __future__ import annotations
@@ -57,19 +57,16 @@ def navigation() -> list[str]:
 def _leaves(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
-    for part in entry.values() if isinstance(entry, dict) else entry if _is_list(entry) else ():
-        yield from _leaves(part)
-
-
-def _is_list(entry: Any) -> bool:
-    return isinstance(entry, list)
+    elif isinstance(entry, dict | list):
+        for part in entry.values() if isinstance(entry, dict) else entry:
+            yield from _leaves(part)
 
 
 def assemble() -> dict[str, str | bytes]:
     """Return every file of the site's sources: path -> content.
 
-    Raises UserError if mkdocs.yml lists a page that does not exist, or leaves out a generated one, or
-    if a page links to a file that does not exist.
+    Raises UserError if mkdocs.yml lists a page that does not exist, or leaves out a generated one,
+    or if a page links to a file that does not exist.
     """
     files: dict[str, str | bytes] = {**generated_pages()}
     listed = navigation()
@@ -164,7 +161,7 @@ def _notebook(source: str, notebook: dict[str, Any]) -> str:
 
 
 def write_pages(folder: Path) -> None:
-    """Write the sources of the site. What has not changed is left alone, and what is no more goes."""
+    """Write the sources of the site; leave alone what has not changed, and remove other files."""
     files = assemble()
     for path in folder.rglob("*") if folder.is_dir() else ():
         if path.is_file() and str(path.relative_to(folder)) not in files:
