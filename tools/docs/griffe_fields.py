@@ -11,7 +11,7 @@ _FIELD = re.compile(r"(\w+(?:, \w+)*): ")
 _SENTENCE = re.compile(r"(?<=[.;]) (?=(\w+(?:, \w+)*): )")
 
 
-class Fields(Extension):
+class Fields(Extension):  # type: ignore[misc]
     """Turns a paragraph of fields into a list, one field an item."""
 
     def on_object(self, *, obj: Object, loader: GriffeLoader, **kwargs: Any) -> None:
