@@ -18,7 +18,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-long test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers env-docs docs docs-serve test-docs demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-long test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,22 @@ env-verifiers: .venv-verifiers/ready ## make .venv-verifiers: verifiers, which o
 .venv-verifiers/ready: tools/setup_verifiers.sh tools/verifiers-requirements.txt tools/lib.sh examples/verifiers/pyproject.toml
 	@bash tools/setup_verifiers.sh
 	@touch $@
+
+env-docs: .venv-docs/ready ## make .venv-docs: what builds the documentation site (60 MB, 10 s)
+
+.venv-docs/ready: tools/setup_docs.sh tools/docs-requirements.txt tools/lib.sh
+	@bash tools/setup_docs.sh
+	@touch $@
+
+docs: setup env-docs ## build the documentation site into build/site; a broken link is an error (15 s)
+	$(PY) -m tools.docs build/docs
+	.venv-docs/bin/zensical build --strict --clean -f mkdocs.yml
+	$(PY) -m tools.docs.check_site build/site
+
+docs-serve: setup env-docs ## the site at http://127.0.0.1:8009, built again when a page changes (PORT=...)
+	$(PY) -m tools.docs build/docs
+	$(PY) -m tools.docs build/docs --watch & trap "kill $$!" EXIT; \
+	  .venv-docs/bin/zensical serve -f mkdocs.yml -a 127.0.0.1:$(or $(PORT),8009)
 
 demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
 	$(PY) -m demo
@@ -105,6 +121,9 @@ test-openenv: setup env-openenv ## search environments in OpenEnv's own server a
 
 test-verifiers: setup env-verifiers ## our tasks for verifiers, in its own loaders and loops (a minute)
 	$(PY) -m pytest -m verifiers
+
+test-docs: docs ## the site, and the pages: what they name and import exists, and the reference is complete
+	$(PY) $(PYTEST_MANY) tests/unit/test_docs.py tests/unit/tools/docs
 
 test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side: one waits while another works
 	$(PY) $(PYTEST_LONG) -m "not ($(QUICK))"
@@ -154,4 +173,4 @@ verify-checkpoints: setup ## on a machine with the hub: published scores on the 
 	$(PY) -m tools.verify_checkpoints
 
 clean: ## remove what was built and run; the sources stay
-	rm -rf .venv .venv-vllm .venv-oracle .venv-verl .venv-openenv .venv-verifiers runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-oracle .venv-verl .venv-openenv .venv-verifiers .venv-docs .cache runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -213,7 +213,9 @@ class GenerationConfig(Config):
 class TeacherConfig(Config):
     """The teacher: an OpenAI-compatible server."""
 
-    backend: Literal["vllm_openai_compatible"] = "vllm_openai_compatible"
+    backend: Literal["vllm_openai_compatible"] = Field(
+        "vllm_openai_compatible", description="The interface of the server."
+    )
     base_url: Annotated[str, AfterValidator(_service)] = Field(
         "http://localhost:8000/v1", description="Of the server, with /v1."
     )
@@ -257,7 +259,7 @@ class PrefilterConfig(Config):
 class BlobConfig(Config):
     """Several consecutive segments as one source."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="Make blobs.")
     blob_ratio: float = Field(0.5, ge=0, le=1, description="Share of blobs among the sources.")
     sentence_ratio: float | None = Field(
         None,
@@ -316,15 +318,15 @@ class MetricXConfig(Config):
 class JudgeConfig(Config):
     """The judge service."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="Ask the judge.")
     url: Annotated[str | list[str], AfterValidator(_service)] = Field(
         "http://localhost:8003", description="Of the judge service."
     )
     model: str | None = Field(
         None, description="Model that the judge asks; null: the service's own."
     )
-    temperature: float = Field(0.0, ge=0)
-    max_tokens: int = Field(128, ge=1)
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature of the judge.")
+    max_tokens: int = Field(128, ge=1, description="Longest answer of the judge, in tokens.")
     fail_policy: Literal["conservative", "permissive"] = Field(
         "conservative", description="Where the judge fails: reject, or let pass by the rules."
     )
@@ -339,7 +341,7 @@ class JudgeConfig(Config):
 class FiltersConfig(Config):
     """Filters that reject translations."""
 
-    rule_based: bool = True
+    rule_based: bool = Field(True, description="Apply the rules.")
     rules: RuleConfig = RuleConfig()
     llm_judge: JudgeConfig = JudgeConfig()
     on_reject: Literal["drop", "next_best"] = Field(
@@ -350,7 +352,9 @@ class FiltersConfig(Config):
 class ExportConfig(Config):
     """The files that are written at the end."""
 
-    formats: list[Literal["jsonl", "parquet"]] = Field(["jsonl", "parquet"], min_length=1)
+    formats: list[Literal["jsonl", "parquet"]] = Field(
+        ["jsonl", "parquet"], min_length=1, description="Formats of the rows that are written."
+    )
     preference_pairs: bool = Field(False, description="Also best against worst candidate.")
     rows_per_file: int = Field(
         100_000,

@@ -153,7 +153,7 @@ class GateConfig(Config):
 class LanguageGate(GateConfig):
     """Closed if the translation is probably not in the sample's `tgt_lang`."""
 
-    rule: Literal["language"]
+    rule: Literal["language"] = Field(description="Selects this gate.")
     model: str = Field(
         "py3langid", min_length=1, description="py3langid, or the path of a fastText model."
     )
@@ -174,7 +174,7 @@ class LanguageGate(GateConfig):
 class CopyGate(GateConfig):
     """Closed if too much of the translation is copied source."""
 
-    rule: Literal["copy"]
+    rule: Literal["copy"] = Field(description="Selects this gate.")
     max_share: float = Field(
         0.9, ge=0, lt=1, description="Largest share of letters and digits in copied runs."
     )
@@ -184,7 +184,7 @@ class CopyGate(GateConfig):
 class LengthGate(GateConfig):
     """Closed if the translation is too short or too long for its source."""
 
-    rule: Literal["length"]
+    rule: Literal["length"] = Field(description="Selects this gate.")
     slack: float = Field(
         3.0,
         ge=1,

@@ -87,26 +87,26 @@ class MqmPrompt(Config):
 class MqmMark(Config):
     """An error in the form that the model must write."""
 
-    quote: str = Field(min_length=1)
-    context: str
-    category: Category
-    severity: Literal["minor", "major", "critical"]
+    quote: str = Field(min_length=1, description="The wrong words, as they stand in the text.")
+    context: str = Field(description="A longer part of the text with the quote in it.")
+    category: Category = Field(description="The kind of the error.")
+    severity: Literal["minor", "major", "critical"] = Field(description="How bad it is.")
 
 
 class MqmExample(Config):
     """A translation with its errors."""
 
-    src_lang: str
-    tgt_lang: str
-    src: str
-    mt: str
-    errors: list[MqmMark]
+    src_lang: str = Field(description="Language of the source: a code or a name.")
+    tgt_lang: str = Field(description="Language of the translation: a code or a name.")
+    src: str = Field(description="The source.")
+    mt: str = Field(description="The translation.")
+    errors: list[MqmMark] = Field(description="Its errors; none: an empty list.")
 
 
 class MqmExamples(Config):
     """A file of examples, possibly empty."""
 
-    examples: list[MqmExample]
+    examples: list[MqmExample] = Field(description="Shown to the model before each sample.")
 
 
 class MqmTask:

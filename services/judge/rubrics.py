@@ -69,9 +69,9 @@ class Rubric(Config):
         "go after the texts.",
     )
     schema_: dict[str, Any] = Field(alias="schema", description="JSON schema of the answer.")
-    score: ScoreRule = ScoreRule()
-    temperature: float = Field(0.0, ge=0, le=2)
-    max_tokens: int = Field(128, ge=1, le=32768)
+    score: ScoreRule = Field(ScoreRule(), description="How an answer becomes a score.")
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature.")
+    max_tokens: int = Field(128, ge=1, le=32768, description="Longest answer, in tokens.")
 
     @cached_property
     def _template(self) -> Template:

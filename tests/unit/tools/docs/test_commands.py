@@ -1,0 +1,58 @@
+"""The reference has every command, sub-command and option."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from tools.docs import commands
+from tools.docs.commands import APPS, app_of, command_pages, modules_with_main
+
+ROOT = Path(__file__).parents[4]
+PAGES = command_pages()
+
+
+@pytest.mark.parametrize("module", APPS)
+def test_every_option_of_a_command_is_on_its_page(module: str) -> None:
+    page = next(p for p in PAGES.values() if p.startswith(f"# {APPS[module]}\n"))
+    waiting = [(APPS[module], get_command(app_of(module)))]
+    while waiting:
+        name, command = waiting.pop()
+        waiting += [(f"{name} {sub}", c) for sub, c in getattr(command, "commands", {}).items()]
+        heading = f"# {name}\n" if name == APPS[module] else f"## {name} {{"
+        section = page[page.index(heading) + 2 :].partition("\n## ")[0]
+        for option in command.params:
+            flags = option.opts if option.param_type_name == "option" else []
+            assert all(f"`{flag}" in section or f", {flag}" in section for flag in flags), name
+
+
+def test_every_app_of_the_project_has_a_page() -> None:
+    declared = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in commands.PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^app = typer\.Typer\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    inside = {"trainer.search.cli", "trainer.roleplay.cli"}  # sub-commands of the trainer
+    assert declared - inside == set(APPS)
+    assert "## python -m trainer search loop {" in PAGES["trainer.md"]
+
+
+def test_every_module_that_can_be_started_is_listed() -> None:
+    everything = "\n".join(PAGES.values())
+    for module in modules_with_main((*commands.PACKAGES, *commands.SCRIPTS)):
+        name = module.removesuffix(".__main__")
+        assert f"python -m {name}" in everything or f"{name.replace('.', '/')}.py" in everything
+
+
+def test_an_option_of_a_script_comes_from_its_parser() -> None:
+    assert "### `--changed` { #tools-tests_of-changed .key }" in PAGES["tools.md"]
+
+
+def test_every_target_of_make_is_listed() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)[1].split():
+        assert f"`make {target}` {{ #{target} }}" in PAGES["make.md"], target

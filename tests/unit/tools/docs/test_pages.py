@@ -1,0 +1,81 @@
+"""The site's sources: links lead to pages of the site, and a page that is not there is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scorekit.errors import UserError
+from tools.docs import pages
+from tools.docs.pages import assemble, navigation, site_path, write_pages
+
+GENERATED = {"reference/errors.md": "# Errors\n"}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a small repository with one generated page."""
+    files = {
+        "mkdocs.yml": yaml.safe_dump({"nav": [{"Home": "index.md"}, "reference/errors.md"]}),
+        "docs/index.md": "[demo](../demo/README.md#run), [errors](reference/errors.md)\n",
+        "docs/site.css": "",
+        "demo/README.md": "[code](run.py), [home](../docs/index.md)\n\n```\n[no](link.md)\n```\n",
+        "demo/run.py": "print(1)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "CONFIG", tmp_path / "mkdocs.yml")
+    monkeypatch.setattr(pages, "generated_pages", lambda: dict(GENERATED))
+    return tmp_path
+
+
+def test_links_lead_to_pages_of_the_site(tree: Path) -> None:
+    files = assemble()
+    assert files["index.md"] == "[demo](demo/README.md#run), [errors](reference/errors.md)\n"
+    demo = files["demo/README.md"]
+    assert isinstance(demo, str)
+    assert "[code](../source/demo/run.py.md), [home](../index.md)" in demo
+    assert "[no](link.md)" in demo  # in a code block
+    assert "print(1)" in str(files["source/demo/run.py.md"])
+
+
+def test_a_link_to_no_file_is_an_error(tree: Path) -> None:
+    (tree / "docs/index.md").write_text("[gone](gone.md)\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"docs/index\.md: links to gone\.md"):
+        assemble()
+
+
+@pytest.mark.parametrize(
+    ("nav", "message"),
+    [
+        (["index.md"], r"nav lacks the generated page reference/errors\.md"),
+        (["index.md", "reference/errors.md", "no.md"], r"nav lists no\.md"),
+    ],
+    ids=["lacks", "lists"],
+)
+def test_the_navigation_has_every_page_and_no_other(
+    tree: Path, nav: list[str], message: str
+) -> None:
+    (tree / "mkdocs.yml").write_text(yaml.safe_dump({"nav": nav}), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        assemble()
+
+
+def test_a_page_that_is_gone_is_removed_and_others_are_left_alone(tree: Path) -> None:
+    folder = tree / "build"
+    write_pages(folder)
+    (folder / "old.md").write_text("", encoding="utf-8")
+    before = (folder / "index.md").stat().st_mtime_ns
+    write_pages(folder)
+    assert not (folder / "old.md").exists()
+    assert (folder / "index.md").stat().st_mtime_ns == before
+
+
+def test_every_page_of_docs_is_in_the_navigation() -> None:
+    listed = navigation()
+    for path in (pages.ROOT / "docs").glob("*.md"):
+        assert site_path(f"docs/{path.name}") in listed, path.name
