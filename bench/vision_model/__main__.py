@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bench.vision_model.sizes import MODELS, smaller, sizes_of
+from bench.vision_model.sizes import MODELS, sizes_of, smaller
 from scorekit.command import clean_exit
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

@@ -26,8 +26,9 @@ class RunOptions:
     """How much is done, and how long it may take.
 
     sft_steps, sft_s: updates of the cold start, and the seconds after which it is ended.
-    updates, train_s: of reinforcement; lora_updates: of a further run with adapters. index, cold: index, and rows of scripted episodes, that this
-    script made before; None: made now. rl, sft: further `--set` values of the two trainings.
+    updates, train_s: of reinforcement. lora_updates: of a further run, with adapters.
+    index, cold: index, and rows of scripted episodes, that were made before; None: made now.
+    rl, sft: further `--set` values of the two trainings.
     """
 
     sft_steps: int = 160
