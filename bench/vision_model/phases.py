@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -19,6 +18,8 @@ from scorekit.files import write_atomic
 from testing.processes import end, start_module
 
 _GIB = 2**30
+#: Seconds to save a checkpoint, weights and optimiser states of some 20 GB.
+SAVING_S = 300.0
 
 
 @dataclass(slots=True)
@@ -73,11 +74,11 @@ class Phases:
                 phase.exit_code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 phase.details["ended_after_s"] = limit_s
-                os.killpg(process.pid, signal.SIGTERM)
+                process.terminate()  # not its children: it has to save itself with their help
                 try:
-                    phase.exit_code = process.wait(60.0)
+                    phase.exit_code = process.wait(SAVING_S)
                 except subprocess.TimeoutExpired:
-                    phase.exit_code = -signal.SIGKILL
+                    phase.exit_code = -9
             finally:
                 end(process)
                 phase.gpu_gib, phase.ram_gib = watch.stop()

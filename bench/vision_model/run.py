@@ -77,6 +77,8 @@ class VisionRun:
 
             drawn_on = "cuda" if torch.cuda.is_available() else "cpu"
             phase.details["weights"] = write_model(self.sizes, self.out / "model", device=drawn_on)
+            if drawn_on == "cuda":
+                torch.cuda.empty_cache()  # the commands need all of it
         with self.phases.phase("index"):
             if self.options.index is None:
                 ingest(self.out / "index", HERE / "corpus")
