@@ -21,6 +21,7 @@ from trainer.runs.batches.batch import Batch, BatchCollector
 from trainer.runs.checkpoints.saver import Evaluated
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
+from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.open import OpenRun
 from trainer.runs.rollout_stats import (
     advantage_stats,
@@ -245,7 +246,7 @@ class TrainingLoop:
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
             self.log.write_completions(update, self.task.dump(batch, advantages))
-        line |= clock.seconds | {"attempts": batch.attempts}
+        line |= clock.seconds | {"attempts": batch.attempts} | peak_gpu_memory(self.world.device)
         line["stopped"] = self.stops.add(line)
         self.log.write_update(line)
         track(self.world.accelerator, "train", line, update)

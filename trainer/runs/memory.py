@@ -108,3 +108,16 @@ def free_memory(device: torch.device) -> float:
     import psutil  # a dependency of accelerate
 
     return float(psutil.virtual_memory().available)
+
+
+def peak_gpu_memory(device: torch.device) -> dict[str, float]:
+    """Return `gpu_peak_gib`, the most that tensors have taken on the GPU since the last call.
+
+    {} on another device. What PyTorch keeps in reserve, and what CUDA itself needs (about 0.5 GiB),
+    is not counted.
+    """
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"gpu_peak_gib": round(peak / GIB, 3)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.trl.callback import RunCallback
 from trainer.runs.trl.run import TrlRun
 from trainer.sft.config import SftConfig
@@ -32,4 +33,5 @@ class SftCallback(RunCallback):
         line: dict[str, Any] = {"update": state.global_step, **compute_stats(logs)}
         line["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
         line["update_s"] = round(time.monotonic() - self.started_at, 3)
+        line |= peak_gpu_memory(args.device)
         self.write(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,7 @@ class Bm25Builder:
         self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
         """Write the index; return its settings. Raises UserError if no page has a word."""
-        import bm25s
-
+        bm25s = _import_bm25s()
         words = Words(self._korean)
         texts = []
         for page in pages:
@@ -69,8 +69,7 @@ class Bm25Searcher:
     name = NAME
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        import bm25s
-
+        bm25s = _import_bm25s()
         self._words = Words(settings["korean"])
         current = _word_versions(self._words)
         if changed := [name for name in current if settings.get(name) != current[name]]:
@@ -94,6 +93,16 @@ class Bm25Searcher:
         scores: Scores = self._model.get_scores_from_ids(ids)
         np.putmask(scores, scores <= 0.0, -np.inf)
         return scores
+
+
+def _import_bm25s() -> Any:
+    """Return the library. Where jax is installed, it calls jax at its import, and jax takes three
+    quarters of a GPU's memory at its first call: so jax is kept on the CPU.
+    """
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import bm25s
+
+    return bm25s
 
 
 def _word_versions(words: Words) -> dict[str, str | None]:

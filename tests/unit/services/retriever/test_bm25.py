@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -49,3 +53,20 @@ def test_single_characters_are_found_and_longer_queries_still_need_pairs(tmp_pat
     searcher = Bm25Searcher(tmp_path, settings)
     (scores,) = searcher.scores([searcher.read(query)], [10])
     assert np.flatnonzero(scores > -np.inf).tolist() == pages
+
+
+def test_jax_is_kept_off_a_gpu(tmp_path):
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax/__init__.py").write_text("import os; print(os.environ['JAX_PLATFORMS'])")
+    (tmp_path / "jax/lax.py").write_text("raise ImportError")
+    code = (
+        "from services.retriever.backends.bm25 import Bm25Builder\n"
+        "Bm25Builder('bigrams').build([], None, None)"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "cpu\n"
+    assert "no page has any text" in done.stderr
