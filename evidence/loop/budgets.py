@@ -56,7 +56,7 @@ def _both(
     """Play both arms one after the other: the second spends what the first has spent."""
     rounds = rounds_of(updates)
     rounds["curation"] = {"verify": rounds["curation"]["verify"], "budget": _OWN}
-    rounds["train"]["episode"] = {"max_response_length": _LENGTH}
+    rounds["train"]["episode"] = {"max_response_length": _LENGTH, "max_turns": _OWN["max_turns"]}
     for round_config in rounds["rounds"]:
         steps = [
             step

@@ -31,7 +31,7 @@ from testing.processes import child_environment, serving
 from trainer.runs.run_log import read_jsonl
 
 SEEDS = (1, 2, 3)
-_MEASURE = "configs/search/demo_phase2.yaml"
+_MEASURE = "evidence/search/settings.yaml"
 _SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_mean"}
 
 
