@@ -138,9 +138,8 @@ def _ends(stage: Stage) -> str:
         sum(_crops(episode) > 0 for episode in stage.episodes),
         len(stage.episodes),
     )
-    return (
-        f"At the end the policy ends {ended:.0f} of {total} episodes itself, and crops in {cropped}."
-    )
+    ends = f"At the end the policy ends {ended:.0f} of {total} episodes itself"
+    return f"{ends}, and crops in {cropped}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import active_children, get_context
+from concurrent.futures import Future, as_completed
 from typing import Annotated
 
 import typer
@@ -25,34 +22,22 @@ from rich.console import Console
 
 from bench.common import RESULTS, WORK, machine, write_json
 from evidence.phases.runs import ARMS, START, Plan, make_plan, run
-from evidence.search.__main__ import running_services
+from evidence.search.__main__ import check_policy, running_services, workers
 from evidence.search.arms import ARMS as SEARCH_ARMS
-from evidence.search.runs import begin_worker, services_of
+from evidence.search.arms import POLICY
+from evidence.search.runs import services_of
 from scorekit.command import clean_exit
 from testing.processes import child_environment, exit_on_sigterm
 
 console = Console(stderr=True, highlight=False)
 
 
-@contextmanager
-def workers(plan: Plan, jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Start the processes that train and measure; they end when this process is interrupted."""
-    context, log = get_context("spawn"), plan.folder / "runs.log"
-    with ProcessPoolExecutor(jobs, context, begin_worker, (log,)) as pool:
-        try:
-            yield pool
-        except BaseException:
-            for worker in active_children():
-                worker.kill()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def run_plan(plan: Plan, jobs: int) -> None:
     """Run what is missing. A run begins when the one that it goes on from is done."""
     plan.folder.mkdir(parents=True, exist_ok=True)
+    check_policy(plan.folder, POLICY)
     os.environ.update(child_environment())
-    with running_services(plan.folder, plan.sets) as urls, workers(plan, jobs) as pool:
+    with running_services(plan.folder, plan.sets) as urls, workers(plan.folder, jobs) as pool:
         services = dict(services_of(SEARCH_ARMS["both"], urls, plan.folder))
         running: dict[Future[float], tuple[str, int]] = {}
 

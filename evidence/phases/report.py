@@ -1,4 +1,4 @@
-"""Computes the figures of the phases from their files, and writes the tables of docs/evidence.md."""
+"""Computes the figures of the phases from their files, and writes them into docs/evidence.md."""
 
 from __future__ import annotations
 
@@ -119,7 +119,9 @@ def ends_table(by_arm: Results) -> str:
     rows = []
     for name, by_seed in by_arm.items():
         values = list(by_seed.values())
-        means = [mean_of([v[key] for v in values if v[key] is not None]) for key in FIGURES.values()]
+        means = [
+            mean_of([v[key] for v in values if v[key] is not None]) for key in FIGURES.values()
+        ]
         title = "as it comes" if name == START else ARMS[name].title
         if values:
             rows.append([title, str(len(values)), *(cell(mean, 3) for mean in means)])

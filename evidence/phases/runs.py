@@ -7,7 +7,6 @@ all of its episodes.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -26,9 +25,7 @@ from trainer.search.config import SearchConfig
 
 FOLDER = ROOT / "runs/phases_evidence"
 SEEDS = (1, 2, 3, 4, 5)
-CONFIGS = {
-    number: ROOT / f"configs/search/demo_phase{number}.yaml" for number in (1, 2)
-}
+CONFIGS = {number: ROOT / f"configs/search/demo_phase{number}.yaml" for number in (1, 2)}
 #: How every policy is measured: by the episodes of the demo's phase 2.
 MEASURED_BY = CONFIGS[2]
 START = "start"

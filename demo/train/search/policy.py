@@ -87,9 +87,7 @@ def loss_of(model: Any, rows: list[Row], num_tokens: float | None = None) -> Ten
     ids = pad([row for row, _ in rows], END_OF_TEXT)  # [B, T]
     trained_mask = pad([[int(mark) for mark in marks] for _, marks in rows], 0).bool()[:, 1:]
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][trained_mask]  # [N, width]
-    losses = cross_entropy(
-        model.lm_head(hidden).float(), ids[:, 1:][trained_mask], reduction="sum"
-    )
+    losses = cross_entropy(model.lm_head(hidden).float(), ids[:, 1:][trained_mask], reduction="sum")
     return losses / (num_tokens or trained_mask.sum())
 
 

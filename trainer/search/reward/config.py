@@ -20,8 +20,8 @@ PRESETS: Final[dict[Preset, tuple[float, float, float]]] = {
     "focused": (1.0, 0.0, 0.0),
     "unified": (0.4, 0.5, 0.1),
 }
-#: Preset -> what a forced end earns. Where the form has a weight, a forced end is of wrong form: the
-#: form ends with search_complete. Elsewhere the answer is still judged, and the end costs something.
+#: Preset -> what a forced end earns. Where the form has a weight it earns 0, because a right form
+#: ends with search_complete. Elsewhere the answer is still judged, and the end costs something.
 FORCED_ENDS: Final[dict[Preset, Forced]] = {
     "phase1": "zero",
     "phase2": "penalty",
