@@ -133,13 +133,12 @@ def _summary(phase: str, changes: Sequence[Change]) -> str:
 
 def _ends(stage: Stage) -> str:
     """Say how many episodes the policy ended itself, and in how many it cropped."""
-    ended, cropped, total = (
-        sum(map(_own_end, stage.episodes)),
-        sum(_crops(episode) > 0 for episode in stage.episodes),
-        len(stage.episodes),
+    own_ends = sum(map(_own_end, stage.episodes))
+    num_cropped = sum(_crops(episode) > 0 for episode in stage.episodes)
+    return (
+        f"At the end the policy ends {own_ends:.0f} of {len(stage.episodes)} episodes itself, and "
+        f"crops in {num_cropped}."
     )
-    ends = f"At the end the policy ends {ended:.0f} of {total} episodes itself"
-    return f"{ends}, and crops in {cropped}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ def make(wheels: Path, folder: Path = HERE) -> None:
 def phase2_lines(lines: Sequence[str]) -> list[str]:
     """Return the lines of the training questions that phase 2 learns from, in their order."""
     small = [json.loads(line)["question_type"] == SMALL_PRINT for line in lines]
-    others = [number for number, is_small in enumerate(small) if not is_small][::NTH_OTHER]
-    return [line for number, line in enumerate(lines) if small[number] or number in others]
+    other_rows = [number for number, is_small in enumerate(small) if not is_small][::NTH_OTHER]
+    return [line for number, line in enumerate(lines) if small[number] or number in other_rows]
 
 
 def _new(folder: Path) -> Path:

@@ -45,8 +45,8 @@ def figures_of(lines: Sequence[Line]) -> dict[str, float | None]:
     that the policy ended itself.
     """
 
-    def mean(key: str, of: Sequence[Line] = lines) -> float | None:
-        return mean_of([line[key] for line in of if line[key] is not None])
+    def mean(key: str, rows: Sequence[Line] = lines) -> float | None:
+        return mean_of([line[key] for line in rows if line[key] is not None])
 
     small = [line for line in lines if line["type"] == SMALL_PRINT]
     return {
@@ -82,10 +82,10 @@ def changes_of(by_arm: Results, name: str, key: str) -> dict[int, float]:
     """Return seed -> change of a figure from what the arm began with."""
     start = ARMS[name].start
     changes = {}
-    for seed, figures in by_arm[name].items():
+    for seed, stats in by_arm[name].items():
         first = by_arm[start].get(seed) or next(iter(by_arm[start].values()))
-        if figures[key] is not None and first[key] is not None:
-            changes[int(seed)] = figures[key] - first[key]
+        if stats[key] is not None and first[key] is not None:
+            changes[int(seed)] = stats[key] - first[key]
     return changes
 
 

@@ -118,8 +118,8 @@ def train(plan: Plan, name: str, seed: int, services: Sequence[str]) -> list[str
 
     arm, path = ARMS[name], plan.path(name, seed)
     settings = [*COMMON, *plan.settings, f"misc.seed={seed}"]
-    places = [f"misc.run_dir={path / 'train'}", f"policy.path={plan.policy(arm.start, seed)}"]
-    cfg = load_config(SearchConfig, CONFIGS[arm.phase], [*settings, *services, *places])
+    paths = [f"misc.run_dir={path / 'train'}", f"policy.path={plan.policy(arm.start, seed)}"]
+    cfg = load_config(SearchConfig, CONFIGS[arm.phase], [*settings, *services, *paths])
     with dealing(arm.dealt):
         artifacts = run_search(load_train(cfg), {}, cfg)
     if artifacts.stopped or artifacts.checkpoint is None:

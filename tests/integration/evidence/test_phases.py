@@ -56,7 +56,7 @@ def test_a_run_without_a_checkpoint_is_named(tmp_path):
 
 
 def test_an_end_is_the_policys_own_if_it_says_so_and_small_print_counts_alone():
-    figures = figures_of(
+    stats = figures_of(
         [
             line(1, type="small print", judge_mean=1.0, crops_mean=2.0),
             line(2, type="small print", end="forced"),
@@ -64,8 +64,8 @@ def test_an_end_is_the_policys_own_if_it_says_so_and_small_print_counts_alone():
             line(4, judge_mean=None, end="context"),
         ]
     )
-    assert (figures["small_print"], figures["own_ends"], figures["crops"]) == (0.5, 0.25, 0.5)
-    assert figures["judge"] == pytest.approx(2 / 3)
+    assert (stats["small_print"], stats["own_ends"], stats["crops"]) == (0.5, 0.25, 0.5)
+    assert stats["judge"] == pytest.approx(2 / 3)
 
 
 def test_phase_2_is_compared_with_the_phase_1_of_its_own_seed(tmp_path):

@@ -108,17 +108,17 @@ def test_what_an_end_that_was_not_chosen_earns(end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "lost"),
+    ("preset", "deduction"),
     [("phase1", None), ("unified", None), ("phase2", 0.1), ("focused", 0.1)],
 )
 def test_each_preset_makes_a_forced_end_worse_than_a_chosen_one(
-    preset: str, lost: float | None
+    preset: str, deduction: float | None
 ) -> None:
-    """Check what is lost by it; None: everything."""
+    """Check the deduction; None: everything."""
     full = reward(judged(), cfg(preset)).value
     assert full is not None and full > 0.1
     forced = reward(judged(end="forced"), cfg(preset)).value
-    assert forced == pytest.approx(0.0 if lost is None else full - lost)
+    assert forced == pytest.approx(0.0 if deduction is None else full - deduction)
     scored = cfg(preset, forced_completion="score")
     assert reward(judged(end="forced"), scored).value == pytest.approx(full)
 
