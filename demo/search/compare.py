@@ -16,6 +16,7 @@ from rich.table import Table
 from demo.common import read_evaluation
 from demo.run import paired_interval
 from trainer.runs.stats import mean_of
+from trainer.search.evaluation.episode_values import VALUES
 from trainer.search.evaluation.stats import table
 from trainer.search.records import Trajectory
 from trainer.search.show import end_panel, question_panel, turn_panel
@@ -96,8 +97,8 @@ def show_episode(console: Console, stage: Stage) -> None:
 def verdict(stages: Sequence[Stage]) -> list[str]:
     """Return sentences on what each phase changed, with intervals over the held-out questions.
 
-    The last sentence says which phases raised a stat with certainty. A question without a value in
-    one of two stages is left out of the means, and counted.
+    The last sentence says which stats each phase raised or lowered with certainty. A question
+    without a value in one of two stages is left out of the means, and counted.
     """
     steps = list(pairwise(stages))
     changes = [
@@ -106,17 +107,38 @@ def verdict(stages: Sequence[Stage]) -> list[str]:
         for title, value in FIGURES.items()
     ]
     parts = [
-        f"{phase} raised {' and '.join(raised)}"
-        if (
-            raised := [
-                change.title for change in changes if change.phase == phase and change.is_rise
-            ]
-        )
-        else f"{phase} raised nothing that is shown"
+        _summary(phase, [change for change in changes if change.phase == phase])
         for phase in dict.fromkeys(change.phase for change in changes)
     ]
-    last = f"In this run, one seed: {'; '.join(parts)}."
-    return [*(change.sentence() for change in changes), _not_learned(stages[-1]), last]
+    last = (
+        f"In this run, one seed: {'; '.join(parts)}. Another seed can differ: docs/evidence.md has "
+        "several."
+    )
+    return [
+        *(change.sentence() for change in changes),
+        _ends(stages[-1]),
+        _not_learned(stages[-1]),
+        last,
+    ]
+
+
+def _summary(phase: str, changes: Sequence[Change]) -> str:
+    """Return what a phase raised and lowered, as part of a sentence."""
+    raised = [change.title for change in changes if change.is_rise]
+    lowered = [change.title for change in changes if change.is_fall]
+    parts = [f"raised {' and '.join(raised)}"] if raised else ["raised nothing that is shown"]
+    parts += [f"lowered {' and '.join(lowered)}"] if lowered else []
+    return f"{phase} {', and '.join(parts)}"
+
+
+def _ends(stage: Stage) -> str:
+    """Say how many episodes the policy ended itself, and in how many it cropped."""
+    own_ends = sum(map(_own_end, stage.episodes))
+    num_cropped = sum(_crops(episode) > 0 for episode in stage.episodes)
+    return (
+        f"At the end the policy ends {own_ends:.0f} of {len(stage.episodes)} episodes itself, and "
+        f"crops in {num_cropped}."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +163,11 @@ class Change:
     def is_rise(self) -> bool:
         """Return whether the interval lies above 0."""
         return bool(self.changes) and self.interval[0] > 0
+
+    @property
+    def is_fall(self) -> bool:
+        """Return whether the interval lies below 0."""
+        return bool(self.changes) and self.interval[1] < 0
 
     def sentence(self) -> str:
         """Return a sentence with the mean change and its interval."""
@@ -200,5 +227,19 @@ def _score(episode: Trajectory) -> float | None:
     return None if episode.judged is None else episode.judged.score
 
 
+def _crops(episode: Trajectory) -> float:
+    return VALUES["crops_mean"](episode) or 0.0
+
+
+def _own_end(episode: Trajectory) -> float:
+    """Return 1 if the policy ended the episode with search_complete, else 0."""
+    return float(episode.end == "complete")
+
+
 #: Stats that the verdict compares, by title.
-FIGURES: dict[str, Value] = {"NDCG": _ndcg, "judge's score": _score}
+FIGURES: dict[str, Value] = {
+    "NDCG": _ndcg,
+    "judge's score": _score,
+    "crops": _crops,
+    "own ends": _own_end,
+}

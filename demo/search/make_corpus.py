@@ -25,6 +25,9 @@ from scorekit.files import write_atomic
 
 HERE = Path(__file__).parent
 TRAIN, HELDOUT = HERE / "questions.jsonl", HERE / "heldout.jsonl"
+SMALL_PRINT = "small print"  # the type of questions whose letters are too small on a slide
+#: The training questions of phase 2: all of small print, and every n-th of the others.
+PHASE2, NTH_OTHER = HERE / "questions_phase2.jsonl", 5
 #: Documents of which nothing is asked in any training; but they were looked at while the demo was
 #: tuned. On those of the final test, which are in a folder of their own, nothing was.
 FINAL_TEST = HERE / "final_test/questions.jsonl"
@@ -47,11 +50,20 @@ def make(wheels: Path, folder: Path = HERE) -> None:
         ],
     }
     _write_questions(files, decks)
+    lines = (folder / TRAIN.name).read_text(encoding="utf-8").splitlines(keepends=True)
+    write_atomic(folder / PHASE2.name, "".join(phase2_lines(lines)))
     _write_keys(folder / KEYS.name, [question for _, question in named], decks)
     decks = final_decks.draw_all(_new(folder / FINAL_CORPUS.relative_to(HERE)), wheels)
     named = _named("f", final_questions.everything())
     _write_questions({folder / FINAL_TEST.relative_to(HERE): named}, decks)
     _write_keys(folder / FINAL_KEYS.relative_to(HERE), [question for _, question in named], decks)
+
+
+def phase2_lines(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the training questions that phase 2 learns from, in their order."""
+    small = [json.loads(line)["question_type"] == SMALL_PRINT for line in lines]
+    other_rows = [number for number, is_small in enumerate(small) if not is_small][::NTH_OTHER]
+    return [line for number, line in enumerate(lines) if small[number] or number in other_rows]
 
 
 def _new(folder: Path) -> Path:
@@ -136,7 +148,7 @@ def _type(question: CorpusQuestion, letters: float) -> str:
     points.
     """
     if letters <= SMALL:
-        return "small print"
+        return SMALL_PRINT
     return "figure" if question.answer_method == "value" else "comparison"
 
 

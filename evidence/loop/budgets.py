@@ -65,7 +65,7 @@ def _play_arms(
     """Play the arms one after the other: the others spend what the first has spent."""
     rounds = rounds_of(updates)
     rounds["curation"] = {"verify": rounds["curation"]["verify"], "budget": _OWN}
-    rounds["train"]["episode"] = {"max_response_length": _LENGTH}
+    rounds["train"]["episode"] = {"max_response_length": _LENGTH, "max_turns": _OWN["max_turns"]}
     rounds["train"]["reward"] = {"forced_completion": "score"}
     for round_config in rounds["rounds"]:
         steps = [

@@ -25,7 +25,7 @@ import yaml
 from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
 from evidence.loop.rounds import (
-    PHASE2,
+    SETTINGS,
     compared,
     measure_policy,
     play_rounds,
@@ -157,7 +157,7 @@ def _trained(folder: Path, name: str, policy: Path, settings: Mapping[str, Any])
     to, run_dir, log = folder / f"{name}-policy", folder / f"{name}-train", folder / f"{name}.log"
     if not to.is_dir():
         values = dict(settings) | {"policy.path": policy, "misc.run_dir": run_dir}
-        run_trainer(log, "train", "--config", PHASE2, "--overwrite", **values)
+        run_trainer(log, "train", "--config", SETTINGS, "--overwrite", **values)
         run_trainer(log, "export", run_dir, "--to", to)
     return to
 

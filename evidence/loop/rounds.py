@@ -35,7 +35,8 @@ from testing.processes import child_environment, exit_on_sigterm, serving
 from trainer.runs.run_log import read_jsonl
 
 SEEDS = (1, 2, 3)
-PHASE2 = "configs/search/demo_phase2.yaml"
+#: Phase 2 of the demo as it was when these arms were first measured.
+SETTINGS = "evidence/search/settings.yaml"
 _SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_mean"}
 
 
@@ -120,7 +121,7 @@ def measure_policy(
                 **service_settings(urls[set_name]),
             }
             log = folder / f"{arm}-{seed}.log"
-            run_trainer(log, "evaluate", "--config", PHASE2, "--overwrite", **settings)
+            run_trainer(log, "evaluate", "--config", SETTINGS, "--overwrite", **settings)
 
 
 def service_settings(urls: Mapping[str, str]) -> dict[str, str]:

@@ -91,13 +91,14 @@ def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> di
 
 
 @contextmanager
-def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
+def workers(folder: Path, jobs: int = SIDE_BY_SIDE) -> Iterator[ProcessPoolExecutor]:
     """Start the processes that train and measure; they end when this process is interrupted.
 
     A run that was interrupted does not count as done, and starts from the beginning the next time.
+    jobs: how many. Their log goes into `folder`.
     """
-    context, log = get_context("spawn"), plan.folder / "runs.log"
-    with ProcessPoolExecutor(SIDE_BY_SIDE, context, begin_worker, (log,)) as pool:
+    context, log = get_context("spawn"), folder / "runs.log"
+    with ProcessPoolExecutor(jobs, context, begin_worker, (log,)) as pool:
         try:
             yield pool
         except BaseException:
@@ -107,12 +108,12 @@ def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
-def check_policy(plan: Plan) -> None:
-    """Raise UserError where the runs that stand there began with another policy."""
-    weights = (plan.policy / "model.safetensors").read_bytes()
-    digest, path = hashlib.sha256(weights).hexdigest(), plan.folder / "policy.txt"
+def check_policy(folder: Path, policy: Path) -> None:
+    """Raise UserError where the runs in a folder began with another policy."""
+    weights = (policy / "model.safetensors").read_bytes()
+    digest, path = hashlib.sha256(weights).hexdigest(), folder / "policy.txt"
     if path.is_file() and path.read_text("utf-8") != digest:
-        raise UserError(f"{plan.folder}: its runs began with another policy: move it away")
+        raise UserError(f"{folder}: its runs began with another policy: move it away")
     write_atomic(path, digest)
 
 
@@ -154,9 +155,9 @@ def run_plan(plan: Plan, out: Path) -> None:
 
     before = machine()
     plan.folder.mkdir(parents=True, exist_ok=True)
-    check_policy(plan)
+    check_policy(plan.folder, plan.policy)
     os.environ.update(child_environment())
-    with running_services(plan.folder, plan.sets) as urls, workers(plan) as pool:
+    with running_services(plan.folder, plan.sets) as urls, workers(plan.folder) as pool:
         measure_starts(plan, pool, urls)
         jobs = [
             Job(plan, name, seed, services_of(ARMS[name], urls, plan.folder))

@@ -11,11 +11,11 @@ from bench.common import ROOT, WORK
 from evidence.search.sets import HELD_OUT, SETS
 
 RUNS = ROOT / "runs/search_evidence"
-CONFIG = ROOT / "configs/search/demo_phase2.yaml"
+CONFIG = ROOT / "evidence/search/settings.yaml"
 POLICY = ROOT / "demo/models/search_policy"
 SEEDS = (1, 2, 3)
 UPDATES = 12
-#: What every run changes in the demo's config.
+#: What every run changes in CONFIG.
 COMMON = (
     "data.eval=null",  # all policies are measured afterwards, by one yardstick
     "stop.skipped_updates=null",  # a policy that earns nothing has its budget, too

@@ -176,6 +176,23 @@ def measure(
     plan: Plan, arm: Arm, set_name: str, services: Sequence[str], policy: Path, out: Path
 ) -> None:
     """Play a greedy episode of each question of a set; write a line of stats for each."""
+    of_arm = [key for key in arm.settings if key.startswith("answering.")]
+    settings = [*of_arm, *YARDSTICK, *services]
+    measure_policy(CONFIG, settings, policy, SETS[set_name].questions, out, plan.limit)
+
+
+def measure_policy(
+    config: Path,
+    settings: Sequence[str],
+    policy: Path,
+    questions: Path,
+    out: Path,
+    limit: int | None = None,
+) -> None:
+    """Play an episode of each question, as `eval` says; write a line of stats for each.
+
+    limit: of the questions. The episodes themselves are kept in a folder beside `out`.
+    """
     from trainer.search.data import load_held_out
     from trainer.search.episode_runner import EpisodeRunner
     from trainer.search.local_policy import local_policy
@@ -184,18 +201,16 @@ def measure(
 
     folder = out.with_suffix("")
     shutil.rmtree(folder, ignore_errors=True)
-    of_arm = [key for key in arm.settings if key.startswith("answering.")]
     run_settings = [f"misc.run_dir={folder}", f"policy.path={policy}", "misc.threads=1"]
-    run_settings += [f"data.eval={SETS[set_name].questions}"]
-    cfg = load_config(SearchConfig, CONFIG, [*of_arm, *YARDSTICK, *services, *run_settings])
-    (questions,) = load_held_out(cfg).values()
+    run_settings += [f"data.eval={questions}"]
+    cfg = load_config(SearchConfig, config, [*settings, *run_settings])
+    (held_out,) = load_held_out(cfg).values()
     store = TrajectoryStore(folder / FOLDER, f"{out.parent.name}-{out.stem}-{time.time_ns()}")
     with met(cfg, run=store.run, load_image=store.read_image) as services_open:
         episodes = EpisodeRunner(cfg, services_open.retriever, services_open.stream, store)
-        numbered_questions = list(enumerate(questions[: plan.limit]))
         greedy = cfg.model_copy(update={"generation": cfg.eval_generation()})
         episodes_ended = episodes.run(
-            local_policy(greedy), numbered_questions, step=0, kind="held-out-"
+            local_policy(greedy), list(enumerate(held_out[:limit])), step=0, kind="held-out-"
         )
         final = episodes.collect_rewards(0, episodes_ended)
     store.write_step(0, list(final.values()))

@@ -20,13 +20,18 @@ def reward_of_one(reward: SearchRewardConfig, *, answer: bool, gold: bool) -> Se
     """Return the reward config for one question.
 
     A component that the question cannot have gets the weight 0; otherwise its episode would have no
-    reward. answer: the generator shall answer, so the judge has a weight and there is no gate.
+    reward. answer: the generator shall answer, so the judge has a weight, there is no gate, and a
+    forced end does not earn 0.
     """
     judge = (reward.w_judge or 1.0) if answer else 0.0
     ndcg = reward.w_ndcg if gold else 0.0
     form = reward.w_format or (0.0 if judge or ndcg else 1.0)
-    update = {"w_judge": judge, "w_ndcg": ndcg, "w_format": form}
-    return reward.model_copy(update=update | ({"gate": False} if answer else {}))
+    update: dict[str, object] = {"w_judge": judge, "w_ndcg": ndcg, "w_format": form}
+    if answer:
+        update["gate"] = False
+        if reward.forced_completion == "zero":
+            update["forced_completion"] = "score"
+    return reward.model_copy(update=update)
 
 
 def ask(

@@ -14,6 +14,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -75,14 +76,19 @@ def query_row(question: str, tokenizer: Any, rng: random.Random) -> Row:
     return row, is_trained
 
 
-def loss_of(model: Any, rows: list[Row]) -> Tensor:
+def loss_of(model: Any, rows: list[Row], num_tokens: float | None = None) -> Tensor:
     """Return the next-token loss of the trained tokens. Padding is on the right, where no token
     looks.
+
+    num_tokens: what the sum is divided by; None: the number of these tokens. A batch of short
+    episodes must not weigh as much as one of long ones: what ends an episode early would count
+    several times.
     """
     ids = pad([row for row, _ in rows], END_OF_TEXT)  # [B, T]
     trained_mask = pad([[int(mark) for mark in marks] for _, marks in rows], 0).bool()[:, 1:]
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][trained_mask]  # [N, width]
-    return cross_entropy(model.lm_head(hidden).float(), ids[:, 1:][trained_mask])
+    losses = cross_entropy(model.lm_head(hidden).float(), ids[:, 1:][trained_mask], reduction="sum")
+    return losses / (num_tokens or trained_mask.sum())
 
 
 def tokenizer_texts(
@@ -125,13 +131,14 @@ def main() -> None:
         model = AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32)
     model.train()
     rows = sorted(rows_of(episodes, cfg, tokenizer), key=lambda row: len(row[0]))
+    batch_tokens = 16 * fmean(sum(is_trained) for _, is_trained in rows)
 
     def query_loss(step: int) -> Tensor:
         return loss_of(model, [query_row(question(), tokenizer, rng) for _ in range(32)])
 
     def episode_loss(step: int) -> Tensor:
         first = rng.randrange(len(rows) - 16)  # of like lengths
-        return loss_of(model, rows[first : first + 16])
+        return loss_of(model, rows[first : first + 16], batch_tokens)
 
     weights = list(model.parameters())
     fit(weights, query_loss, args.query_steps, args.rate, name="queries")

@@ -23,12 +23,16 @@ STYLES: Final[dict[str, Callable[[Sequence[str], random.Random], Sequence[str]]]
     "last": lambda words, rng: words[-2:],
 }
 SHARES: Final = {"all": 0.25, "some": 0.2, "first": 0.35, "last": 0.2}
-#: Of the turns behind the first: that end the episode, that look closer; the others search.
-ENDS, LOOKS = 0.3, 0.3
+#: Of the turns behind the first: that end the episode, and of the last turn. A forced end can cost
+#: something, so the policy must know that turns run out.
+ENDS, LAST_ENDS = 0.12, 0.6
+#: Of the turns behind small print, and behind any other picture: that look closer. The rest search.
+LOOKS, OTHER_LOOKS = 0.45, 0.05
 #: Of all turns: that are of wrong form.
 BROKEN = 0.12
 DONE: Final = "<think>done</think>\n<search_complete>true</search_complete>"
 _SMALL_PRINT = re.compile(r"(\[[\d, ]+\]) \([^)]*too small to read\)")
+_LAST_TURN: Final = "1 turn left."
 _BOX = re.compile(r"\[\d+, \d+, \d+, \d+\]")
 
 
@@ -79,12 +83,13 @@ def _action(request: TurnRequest, rng: random.Random) -> str | None:
     kind = rng.random()
     if request.turn == 1:
         return DONE if kind < 0.07 else None
-    if kind < ENDS:
-        return DONE
     observation = request.messages[-1].text
+    ends = LAST_ENDS if observation.endswith(_LAST_TURN) else ENDS
+    if kind < ends:
+        return DONE
     boxes, small = _BOX.findall(observation), _SMALL_PRINT.findall(observation)
-    if kind < ENDS + LOOKS and boxes:
-        box = rng.choice(small if small and rng.random() < 0.7 else boxes)
+    if boxes and kind < ends + (LOOKS if small else OTHER_LOOKS):
+        box = small[-1] if small and rng.random() < 0.5 else rng.choice(small or boxes)
         return f"<think>look</think>\n<bbox>{box}</bbox>"
     return None
 

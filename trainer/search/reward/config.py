@@ -20,6 +20,14 @@ PRESETS: Final[dict[Preset, tuple[float, float, float]]] = {
     "focused": (1.0, 0.0, 0.0),
     "unified": (0.4, 0.5, 0.1),
 }
+#: Preset -> what a forced end earns. Where the form has a weight it earns 0, because a right form
+#: ends with search_complete. Elsewhere the answer is still judged, and the end costs something.
+FORCED_ENDS: Final[dict[Preset, Forced]] = {
+    "phase1": "zero",
+    "phase2": "penalty",
+    "focused": "penalty",
+    "unified": "zero",
+}
 #: Key of a weight -> the environment variable that may set it.
 ENVIRONMENT: Final = {
     "w_judge": "RM_JUDGE_COEF",
@@ -31,7 +39,8 @@ ENVIRONMENT: Final = {
 class SearchRewardConfig(Config):
     """The reward of an episode: w_judge * score + w_ndcg * NDCG + w_format * well-formed.
 
-    A weight comes from the config, else the environment, else the preset. A saved config has all.
+    A weight comes from the config, else the environment, else the preset. forced_completion comes
+    from the config, else the preset. A saved config has all.
     """
 
     preset: Preset = Field(
@@ -57,11 +66,12 @@ class SearchRewardConfig(Config):
         description="What counts as found: the gold page; any page of its document; or the gold "
         "page and those of `alternatives`. Each gold counts once.",
     )
-    forced_completion: Forced = Field(
-        "score",
+    forced_completion: Forced | None = Field(
+        None,
         description="An episode that did not end itself (its turns were used up, or its context): "
         "score: earns what it earns; zero: 0, and is not judged; penalty: forced_penalty is taken "
-        "off.",
+        "off. Default: the preset's, which is zero for phase1 and unified, penalty for phase2 and "
+        "focused.",
     )
     forced_penalty: float = Field(
         0.1, ge=0, description="Taken off under forced_completion: penalty; may go below 0."
@@ -73,6 +83,8 @@ class SearchRewardConfig(Config):
             if getattr(self, key) is None:
                 from_environment = _from_environment(ENVIRONMENT[key])
                 setattr(self, key, value if from_environment is None else from_environment)
+        if self.forced_completion is None:
+            self.forced_completion = FORCED_ENDS[self.preset]
         if self.gate is None:
             self.gate = bool(self.w_format)
         if not (self.w_judge or self.w_ndcg or self.w_format):

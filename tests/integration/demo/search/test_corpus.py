@@ -12,7 +12,14 @@ from PIL import Image
 
 from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot, read_keys
 from demo.search.final_test.questions import everything as final_questions
-from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
+from demo.search.make_corpus import (
+    FINAL_TEST,
+    HELDOUT,
+    PHASE2,
+    SMALL_PRINT,
+    TRAIN,
+    phase2_lines,
+)
 from demo.search.reading import (
     CORPUS,
     FINAL_CORPUS,
@@ -41,6 +48,15 @@ def rows_of(*files: Path) -> dict[str, dict]:
 @pytest.fixture(scope="module")
 def rows() -> dict[str, dict]:
     return rows_of(TRAIN, HELDOUT)
+
+
+def test_most_questions_of_phase_2_need_small_print_and_all_are_training_questions() -> None:
+    lines = TRAIN.read_text("utf-8").splitlines(keepends=True)
+    chosen = PHASE2.read_text("utf-8").splitlines(keepends=True)
+    assert chosen == phase2_lines(lines)
+    types = Counter(json.loads(line)["question_type"] for line in chosen)
+    assert types[SMALL_PRINT] > sum(types.values()) / 2
+    assert types[SMALL_PRINT] < sum(types.values())
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,7 @@ def test_one_question_is_rewarded_as_a_run_is_by_what_it_tells(
     reward_cfg = reward_of_one(SearchRewardConfig(preset=preset), answer=answer, gold=gold)
     assert (reward_cfg.w_judge, reward_cfg.w_ndcg, reward_cfg.w_format) == weights
     assert reward_cfg.gate is (preset != "phase2" and not answer)  # a gate would skip the generator
+    assert not (answer and reward_cfg.forced_completion == "zero")  # so would this
 
 
 @pytest.mark.parametrize(

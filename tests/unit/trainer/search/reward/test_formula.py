@@ -100,11 +100,33 @@ def test_an_end_that_was_not_chosen_is_no_fault_of_form(end: str) -> None:
 @pytest.mark.parametrize("end", ["forced", "context"])
 def test_what_an_end_that_was_not_chosen_earns(end: str) -> None:
     sample, full = judged(end=end), 0.8 * 0.5 + 0.2 * SECOND
-    assert reward(sample, cfg()).value == pytest.approx(full)
+    assert reward(sample, cfg(forced_completion="score")).value == pytest.approx(full)
     assert reward(sample, cfg(forced_completion="zero")).value == 0.0
     less = cfg(forced_completion="penalty", forced_penalty=0.25)
     assert reward(sample, less).value == pytest.approx(full - 0.25)
     assert reward(judged(), less).value == pytest.approx(full)
+
+
+@pytest.mark.parametrize(
+    ("preset", "deduction"),
+    [("phase1", None), ("unified", None), ("phase2", 0.1), ("focused", 0.1)],
+)
+def test_each_preset_makes_a_forced_end_worse_than_a_chosen_one(
+    preset: str, deduction: float | None
+) -> None:
+    """Check the deduction; None: everything."""
+    full = reward(judged(), cfg(preset)).value
+    assert full is not None and full > 0.1
+    forced = reward(judged(end="forced"), cfg(preset)).value
+    assert forced == pytest.approx(0.0 if deduction is None else full - deduction)
+    scored = cfg(preset, forced_completion="score")
+    assert reward(judged(end="forced"), scored).value == pytest.approx(full)
+
+
+def test_a_saved_config_keeps_what_a_forced_end_earned() -> None:
+    assert cfg("phase1").model_dump()["forced_completion"] == "zero"
+    saved = cfg("phase1").model_dump() | {"forced_completion": "score"}  # before presets had it
+    assert SearchRewardConfig.model_validate(saved).forced_completion == "score"
 
 
 @pytest.mark.parametrize("status", ["failed", "late"])

@@ -56,11 +56,13 @@ def test_a_box_outside_the_picture_is_a_fault_of_form() -> None:
     assert value(sample) == 0
 
 
-def test_a_forced_end_is_no_fault_of_form() -> None:
+def test_a_forced_end_is_no_fault_of_form_and_earns_nothing_in_phase_1() -> None:
     """Check forced episodes, which the original's checker always failed."""
     sample = only(*[search("births")] * 3, max_turns=2)
     assert (sample.end, format_error(sample)) == ("forced", None)
-    assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
+    assert sample.reward and not sample.reward.gated and value(sample) == 0
+    scored = with_reward(sample, PHASE1.model_copy(update={"forced_completion": "score"}))
+    assert value(scored) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
 def test_who_gives_up_earns_what_it_was_shown() -> None:

@@ -43,7 +43,11 @@ def test_values_of_two_rewards_stand_in_no_line_together() -> None:
         round_summary("c", FOCUSED, 0.5, 0.7),
     )
     assert lines == {
-        "held out: reward (0.9 NDCG + 0.1 form)": ["0.300 → 0.600", "– → –", "– → –"],
+        "held out: reward (0.9 NDCG + 0.1 form, forced_completion zero)": [
+            "0.300 → 0.600",
+            "– → –",
+            "– → –",
+        ],
         "held out: reward (1 judge's score)": ["– → –", "0.400 → 0.500", "0.500 → 0.700"],
         "held out: NDCG": ["0.150 → 0.300", "0.200 → 0.250", "0.250 → 0.350"],
     }
@@ -60,7 +64,7 @@ def test_rounds_of_one_reward_share_its_line() -> None:
         {"w_judge": 0.9},
         {"gate": True},
         {"ndcg_gold": "document"},
-        {"forced_completion": "penalty"},
+        {"forced_completion": "score"},
     ],
 )
 def test_equal_words_are_equal_rewards(other: dict[str, object]) -> None:

@@ -1,0 +1,1 @@
+"""Measures what each phase of the search demo teaches, against its control."""
