@@ -74,10 +74,10 @@ def write_inputs(sizes: Sizes, folder: Path) -> None:
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings.pop("chat_template", None)  # the file beside it holds the template
     path.write_text(json.dumps(settings, ensure_ascii=False, indent=2), encoding="utf-8")
-    least, largest = sizes.pixels
+    min_pixels, max_pixels = sizes.pixels
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "size": {"shortest_edge": least, "longest_edge": largest},
+        "size": {"shortest_edge": min_pixels, "longest_edge": max_pixels},
         "patch_size": sizes.vision["patch_size"],
         "merge_size": sizes.vision["spatial_merge_size"],
         "temporal_patch_size": sizes.vision["temporal_patch_size"],

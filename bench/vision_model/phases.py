@@ -58,8 +58,8 @@ class Phases:
             self.phases.append(phase)
             rows = [asdict(phase) for phase in self.phases]
             write_atomic(self.folder / "phases.json", json.dumps(rows, indent=1))
-            shown = {key: value for key, value in asdict(phase).items() if value not in (None, {})}
-            print(f"   {shown}", flush=True)
+            values = {key: value for key, value in asdict(phase).items() if value not in (None, {})}
+            print(f"   {values}", flush=True)
 
     def run(self, name: str, *args: str, limit_s: float, **environment: str) -> Phase:
         """Run `python -m ARGS`; after `limit_s` it gets SIGTERM, so that a run can save itself.

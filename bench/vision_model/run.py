@@ -23,7 +23,7 @@ CONFIG = str(ROOT / "configs/search/demo_vision.yaml")
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How much is done, and how long it may take.
+    """Holds how much is done, and how long it may take.
 
     sft_steps, sft_s: updates of the cold start, and the seconds after which it is ended.
     updates, train_s: of reinforcement. lora_updates: of a further run, with adapters.
@@ -121,17 +121,17 @@ class VisionRun:
     def _reinforce(self, settings: list[str]) -> None:
         """Train from the cold start, export, and evaluate; then train adapters from there, too."""
         options, start = self.options, self.out / "start"
-        flags, own = ("--config", CONFIG, *settings), options.rl
+        flags, extra = ("--config", CONFIG, *settings), options.rl
         keys = {"policy.path": start, "eval.eval_limit": options.eval_limit}
         run = {"misc.run_dir": self.out / "rl", "rl.num_updates": options.updates}
-        self._command("train", ("train", *flags), keys | run, own, limit_s=options.train_s)
+        self._command("train", ("train", *flags), keys | run, extra, limit_s=options.train_s)
         self._export("rl", "trained")
         after = {"policy.path": self.out / "trained", "misc.run_dir": self.out / "after"}
-        self._command("evaluate", ("evaluate", *flags), keys | after, own, limit_s=300.0)
+        self._command("evaluate", ("evaluate", *flags), keys | after, extra, limit_s=300.0)
         if options.lora_updates:
             run = {"misc.run_dir": self.out / "lora", "rl.num_updates": options.lora_updates}
             run |= {"policy.lora.r": 16, "policy.weights_dtype": "bfloat16", "data.eval": "null"}
-            self._command("lora", ("train", *flags), keys | run, own, limit_s=options.train_s)
+            self._command("lora", ("train", *flags), keys | run, extra, limit_s=options.train_s)
 
     def _export(self, run: str, name: str) -> None:
         """Export the last checkpoint as a folder; the checkpoint, four times as large, goes."""
@@ -144,15 +144,18 @@ class VisionRun:
         name: str,
         arguments: tuple[str, ...],
         settings: dict[str, Any],
-        own: tuple[str, ...] = (),
+        extra: tuple[str, ...] = (),
         *,
         limit_s: float,
     ) -> None:
         """Run `python -m trainer ARGUMENTS`. Raises UserError if it fails.
 
-        settings, own: `--set` values; where both have a key, `own` wins.
+        settings, extra: `--set` values; where both have a key, `extra` wins.
         """
-        flags = [*set_flags(settings), *(part for value in own for part in ("--set", value))]
+        flags = [
+            *set_flags(settings),
+            *(part for value in extra for part in ("--set", value)),
+        ]
         phase = self.phases.run(name, "trainer", *arguments, *flags, limit_s=limit_s)
         if phase.exit_code and "ended_after_s" not in phase.details:
             raise UserError(f"{name} ended with exit code {phase.exit_code}: {self.out}/{name}.log")

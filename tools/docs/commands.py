@@ -98,14 +98,14 @@ def _facts(parameter: Any) -> list[str]:
 
 def modules_with_main(packages: tuple[str, ...]) -> dict[str, str]:
     """Return the modules that can be started, and the docstring of each."""
-    found = {}
+    commands_by_name = {}
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             if '\nif __name__ == "__main__":' in text:
                 name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-                found[name] = ast.get_docstring(ast.parse(text)) or ""
-    return found
+                commands_by_name[name] = ast.get_docstring(ast.parse(text)) or ""
+    return commands_by_name
 
 
 def service_page(service: str) -> str:

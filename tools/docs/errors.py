@@ -30,12 +30,12 @@ class ErrorClass(NamedTuple):
 def subclasses_of(name: str, packages: tuple[str, ...] = PACKAGES) -> Iterator[ast.ClassDef]:
     """Yield the classes that derive from a class, found in the source: nothing is imported."""
     classes = [node for _, node in _classes(packages)]
-    known = {name}
+    bases = {name}
     while True:
-        new = [c for c in classes if c.name not in known and known & set(base_names(c))]
+        new = [c for c in classes if c.name not in bases and bases & set(base_names(c))]
         if not new:
             return
-        known |= {c.name for c in new}
+        bases |= {c.name for c in new}
         yield from new
 
 
@@ -47,27 +47,27 @@ def base_names(node: ast.ClassDef) -> list[str]:
 @cache
 def _classes(packages: tuple[str, ...]) -> list[tuple[str, ast.ClassDef]]:
     """Return the classes of some packages, each with its module."""
-    found = []
+    pairs = []
     for package in packages:
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             if "\nclass " in text:
                 module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
                 classes = [n for n in ast.parse(text).body if isinstance(n, ast.ClassDef)]
-                found += [(module.removesuffix(".__init__"), node) for node in classes]
-    return found
+                pairs += [(module.removesuffix(".__init__"), node) for node in classes]
+    return pairs
 
 
 def error_classes() -> list[ErrorClass]:
     """Return ScorekitError and every class that derives from it, each below its base."""
     names = {node.name for node in subclasses_of("ScorekitError")} | {"ScorekitError"}
-    found = [
+    entries = [
         ErrorClass(node.name, module, base, ast.get_docstring(node) or "", _exit_code(node))
         for module, node in _classes(PACKAGES)
         if node.name in names
         for base in [next((b for b in base_names(node) if b in names), "")]
     ]
-    return list(_in_order(found, ""))
+    return list(_in_order(entries, ""))
 
 
 def _in_order(classes: list[ErrorClass], base: str) -> Iterator[ErrorClass]:
@@ -129,9 +129,9 @@ def _exit_codes() -> list[str]:
     for module, title in APPS.items():
         for command in commands_in(app_of(module), title):
             text = " ".join(command.help.split())
-            found = re.search(r"(?:(?<=\. )|^)[^.]*[Ee]xit code.*", text)
-            if found:
-                rows.append(f"- `{command.name}`: {escape(found[0])}")
+            match = re.search(r"(?:(?<=\. )|^)[^.]*[Ee]xit code.*", text)
+            if match:
+                rows.append(f"- `{command.name}`: {escape(match[0])}")
     return rows
 
 

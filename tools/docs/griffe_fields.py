@@ -38,8 +38,8 @@ def as_list(text: str, names: set[str]) -> str:
     parts = []
     for part in text.split("\n\n"):
         line = " ".join(part.split())
-        found = _FIELD.match(line)
-        if found and is_known(found[1]):
+        match = _FIELD.match(line)
+        if match and is_known(match[1]):
             line = _SENTENCE.sub(lambda m: "\n- " if is_known(m[1]) else " ", f"- {line}")
             part = re.sub(r"^- (\w+(?:, \w+)*):", r"- `\1`:", line, flags=re.MULTILINE)
         parts.append(part)

@@ -53,7 +53,7 @@ def _route(method: str, path: str, operation: dict[str, Any]) -> str:
     if body:
         lines.append(f"- Request: {_type(body['schema'])}")
     for status, answer in operation["responses"].items():
-        content = next(iter(answer.get("content", {}).values()), {})
+        content: dict[str, Any] = next(iter(answer.get("content", {}).values()), {})
         if status.startswith("2"):
             lines.append(f"- {status}: {_type(content.get('schema', {}))}")
     refused = [status for status in operation["responses"] if not status.startswith("2")]

@@ -51,15 +51,15 @@ def generated_pages() -> dict[str, str]:
 
 def navigation() -> list[str]:
     """Return the paths of the pages that mkdocs.yml lists."""
-    return list(_leaves(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["nav"]))
+    return list(_page_paths(yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["nav"]))
 
 
-def _leaves(entry: Any) -> Iterator[str]:
+def _page_paths(entry: Any) -> Iterator[str]:
     if isinstance(entry, str):
         yield entry
     elif isinstance(entry, dict | list):
         for part in entry.values() if isinstance(entry, dict) else entry:
-            yield from _leaves(part)
+            yield from _page_paths(part)
 
 
 def assemble() -> dict[str, str | bytes]:
@@ -121,10 +121,10 @@ _UNINDEXED = "---\nsearch:\n  exclude: true\n---\n\n"
 def _linked(text: str, source: str, targets: set[str]) -> str:
     """Return text with its links turned into links of the site; add what they lead to."""
 
-    def replace(found: re.Match[str]) -> str:
-        link = found[2]
+    def replace(match: re.Match[str]) -> str:
+        link = match[2]
         if "://" in link or link.startswith("mailto:"):
-            return found[0]
+            return match[0]
         target = os.path.normpath(PurePosixPath(source).parent / link)
         page = target.removeprefix("docs/")
         if page.startswith(f"{REFERENCE}/"):  # made from the code, so no file of the repository
@@ -134,21 +134,21 @@ def _linked(text: str, source: str, targets: set[str]) -> str:
         else:
             targets.add(target)
         away = os.path.relpath(site_path(target), PurePosixPath(site_path(source)).parent)
-        return f"{found[1]}{away}{found[3]}"
+        return f"{match[1]}{away}{match[3]}"
 
-    return _LINK.sub(replace, _PICTURE.sub(lambda found: _inline(found, source), text))
+    return _LINK.sub(replace, _PICTURE.sub(lambda match: _inline(match, source), text))
 
 
-def _inline(found: re.Match[str], source: str) -> str:
+def _inline(match: re.Match[str], source: str) -> str:
     """Return a drawing as a part of the page, if it follows the page's colours."""
-    drawing = (ROOT / source).parent / found[2]
+    drawing = (ROOT / source).parent / match[2]
     if not drawing.is_file():
-        return found[0]
+        return match[0]
     text = drawing.read_text(encoding="utf-8")
     if "--md-" not in text:
-        return found[0]
-    drawn = " ".join(text[text.index("<svg") :].split())  # Markdown ends raw HTML at a blank line
-    return f"<div>{drawn}</div>"
+        return match[0]
+    svg = " ".join(text[text.index("<svg") :].split())  # Markdown ends raw HTML at a blank line
+    return f"<div>{svg}</div>"
 
 
 def _notebook(source: str, notebook: dict[str, Any]) -> str:

@@ -36,7 +36,8 @@ def service_options(service: str) -> str:
     """Return the options of a service: its own first, then those of every service."""
     settings = SERVICES[service]
     shared = ServiceSettings.model_fields
-    own, common = [], []
+    own_fields: list[str] = []
+    common: list[str] = []
     for name, field in settings.model_fields.items():
         if argparse.SUPPRESS in field.metadata:  # set by the service, not by its user
             continue
@@ -44,9 +45,9 @@ def service_options(service: str) -> str:
         text = _entry(settings, name, field, flag)
         # An option that the service declares anew has a default of its own.
         is_own = name not in shared or shared[name].default != field.default
-        (own if is_own else common).append(text)
+        (own_fields if is_own else common).append(text)
     headings = ("## Options of this service\n", "## Options of every service\n")
-    return "\n".join([headings[0], *own, headings[1], *common])
+    return "\n".join([headings[0], *own_fields, headings[1], *common])
 
 
 def _entry(settings: type[BaseSettings], name: str, field: FieldInfo, flag: str = "") -> str:

@@ -59,9 +59,9 @@ def test_a_run_reads_the_folder_and_sees_a_picture(name: str, tmp_path: Path) ->
         page_height=height,
         image="",
     )
-    shown = ShownImage(view, write_png(Image.new("RGB", (width, height), "white")))
-    seen = inputs.reader.read(shown)
-    num_ids = inputs.reader.ids(shown)
+    image = ShownImage(view, write_png(Image.new("RGB", (width, height), "white")))
+    seen = inputs.reader.read(image)
+    num_ids = inputs.reader.ids(image)
     model, tokenizer = load_policy(cfg.policy, torch.device("cpu"))
     start, end = tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
     ids = torch.tensor([[start, *[inputs.reader.image_id] * num_ids, end]])
@@ -85,9 +85,9 @@ def test_another_name_is_refused() -> None:
 
 def test_a_command_that_takes_too_long_is_ended_and_written_down(tmp_path: Path) -> None:
     phases = Phases(tmp_path)
-    ended = phases.run("slow", "http.server", "0", "--bind", "127.0.0.1", limit_s=0.1)
+    phase = phases.run("slow", "http.server", "0", "--bind", "127.0.0.1", limit_s=0.1)
     failed = phases.run("wrong", "json.tool", str(tmp_path / "missing"), limit_s=60.0)
     rows = json.loads((tmp_path / "phases.json").read_text(encoding="utf-8"))
     assert [row["name"] for row in rows] == ["slow", "wrong"]
-    assert ended.details == {"ended_after_s": 0.1} and ended.exit_code
+    assert phase.details == {"ended_after_s": 0.1} and phase.exit_code
     assert failed.exit_code and not failed.details

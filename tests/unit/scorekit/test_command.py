@@ -67,6 +67,8 @@ def ends_cleanly(path: Path) -> bool:
         return all("clean_exit" in calls(node) for node in typed)
     if "bench.common" in ast.unparse(tree) and "run" in calls(tree):
         return True  # bench.common.run uses it
+    if "run_seeds" in calls(tree):
+        return True  # evidence.loop.rounds.run_seeds uses it
     return bool(calls(tree) & {"clean_exit", "run_command"})
 
 
