@@ -119,15 +119,15 @@ def drawn_rows(rows: Sequence[dict[str, Any]], target: int, seed: int) -> list[d
     """Return rows in random order, as many as come nearest to `target` learned tokens."""
     shuffled = list(rows)
     random.Random(seed).shuffle(shuffled)
-    drawn: list[dict[str, Any]] = []
+    selection: list[dict[str, Any]] = []
     total = 0
     for row in shuffled:
         tokens = learned_tokens(row)
         if target - total <= tokens / 2:
             break
-        drawn.append(row)
+        selection.append(row)
         total += tokens
-    return drawn
+    return selection
 
 
 def _fine_tuned(

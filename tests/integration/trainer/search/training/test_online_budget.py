@@ -76,14 +76,14 @@ def counts_of(trajectories: list[Trajectory]) -> dict[int, int]:
 
 
 def check_decisions(
-    out: Path, lead: int = 0, known: tuple[Path, ...] = (), updates: int = UPDATES
+    out: Path, lead: int = 0, earlier_runs: tuple[Path, ...] = (), updates: int = UPDATES
 ) -> None:
     """Check each first round against an allocation by the results up to `lead` updates before.
 
-    known: runs that were played earlier."""
+    earlier_runs: runs that were played earlier."""
     for update in range(1, updates + 1):
         results = Results(success=0.5)
-        for run in known:
+        for run in earlier_runs:
             results.add(TrajectoryStore(run / "trajectories").read())
         for earlier in range(1, update - lead):
             results.add(stored(out, earlier))
@@ -119,8 +119,8 @@ def test_the_log_has_the_numbers_and_the_spread_that_came(plain: Path) -> None:
         assert line["budget_spread"] == pytest.approx(
             sum(len(kinds) == 2 for kinds in groups.values()) / QUESTIONS
         )
-        drawn = {key for curve in curves() for key in curve.keys if key.startswith("budget_")}
-        assert len(drawn) == 5 and drawn <= line.keys()
+        curve_keys = {key for curve in curves() for key in curve.keys if key.startswith("budget_")}
+        assert len(curve_keys) == 5 and curve_keys <= line.keys()
 
 
 def test_several_processes_agree(config: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_replacements_get_as_many_in_the_mean_and_earlier_runs_count(
 ) -> None:
     earlier = f"rollout.online_budget.earlier=[{plain}]"
     out = train(config, tmp_path / "run", "rollout.dynamic_sampling=2", earlier)
-    check_decisions(out, known=(plain,))
+    check_decisions(out, earlier_runs=(plain,))
     replaced = 0
     for update in range(1, UPDATES + 1):
         further = {p: n for p, n in counts_of(stored(out, update)).items() if p >= QUESTIONS}
@@ -168,8 +168,8 @@ def test_under_a_cap_the_total_shrinks_and_the_run_comes_to_its_end(
 
 
 def test_mistakes_are_told_before_anything_is_loaded(config: Path, tmp_path: Path) -> None:
-    own = learning.write_questions(tmp_path / "own.jsonl", range(6), (4, 2))
-    cfg = load(config, tmp_path / "run", f"data.train={own}")
+    own_rows = learning.write_questions(tmp_path / "own.jsonl", range(6), (4, 2))
+    cfg = load(config, tmp_path / "run", f"data.train={own_rows}")
     with pytest.raises(UserError, match=r"6 questions of data.train have an n_agent .*q0 first"):
         run_search(load_train(cfg), {}, cfg)
     cfg = load(config, tmp_path / "run", "rollout.online_budget.earlier=[/no/run]")
