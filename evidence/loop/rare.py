@@ -36,6 +36,7 @@ from evidence.loop.rounds import (
 )
 from evidence.search.__main__ import running_services
 from evidence.search.sets import HELD_OUT, SETS
+from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl, write_jsonl
 
 ARMS = ("rare", "random", "none")
@@ -156,8 +157,12 @@ def _trained(folder: Path, name: str, policy: Path, settings: Mapping[str, Any])
     """Return the policy after the last training, which is made once."""
     to, run_dir, log = folder / f"{name}-policy", folder / f"{name}-train", folder / f"{name}.log"
     if not to.is_dir():
-        values = dict(settings) | {"policy.path": policy, "misc.run_dir": run_dir}
-        run_trainer(log, "train", "--config", PHASE2, "--overwrite", **values)
+        values = dict(settings) | {
+            "policy.path": policy,
+            "misc.run_dir": run_dir,
+            "misc.overwrite": True,
+        }
+        run_trainer(log, "train", "--config", PHASE2, **values)
         run_trainer(log, "export", run_dir, "--to", to)
     return to
 
@@ -179,4 +184,4 @@ def _rows_of(folder: Path, arm: str, seeds: Sequence[int]) -> Iterator[Measureme
 
 
 if __name__ == "__main__":
-    run_seeds("rare", __doc__, questions)
+    run_command(lambda: run_seeds("rare", __doc__, questions))
