@@ -83,10 +83,10 @@ def test_the_money_lasts_for_what_remains() -> None:
     assert affordable(5.0, 0.5, 20, 4) == 0
 
 
-def played(id: str, of: Question, value: float | None) -> Trajectory:
+def played(id: str, row: Question, value: float | None) -> Trajectory:
     status = "failed" if value is None else "ok"
     trajectory = episode(id, reward=EpisodeReward(status=status, value=value))
-    return trajectory.model_copy(update={"question": of})
+    return trajectory.model_copy(update={"question": row})
 
 
 def test_a_question_is_known_by_its_own_episodes_else_by_those_of_its_like() -> None:
