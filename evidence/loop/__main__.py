@@ -24,6 +24,7 @@ from demo.search.loop.run import rounds_of
 from evidence.loop.rounds import compared, play, run_seeds, write_questions
 from evidence.search.__main__ import running_services
 from evidence.search.sets import SETS
+from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl
 
 ARMS = ("loop", "plain")
@@ -74,4 +75,4 @@ def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Measuremen
 
 
 if __name__ == "__main__":
-    run_seeds("loop_evidence", __doc__, questions)
+    run_command(lambda: run_seeds("loop_evidence", __doc__, questions))

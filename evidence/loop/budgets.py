@@ -32,6 +32,7 @@ from demo.search.loop.run import rounds_of
 from evidence.loop.rounds import compared, play, run_seeds, write_questions
 from evidence.search.__main__ import running_services
 from evidence.search.sets import SETS
+from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -122,4 +123,4 @@ def _spent(folder: Path, arm: str, seeds: Sequence[int]) -> Iterator[Measurement
 
 
 if __name__ == "__main__":
-    run_seeds("budgets", __doc__, questions)
+    run_command(lambda: run_seeds("budgets", __doc__, questions))

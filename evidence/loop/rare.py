@@ -36,6 +36,7 @@ from evidence.loop.rounds import (
 )
 from evidence.search.__main__ import running_services
 from evidence.search.sets import HELD_OUT, SETS
+from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl, write_jsonl
 
 ARMS = ("rare", "random", "none")
@@ -119,15 +120,15 @@ def drawn_rows(rows: Sequence[dict[str, Any]], target: int, seed: int) -> list[d
     """Return rows in random order, as many as come nearest to `target` learned tokens."""
     shuffled = list(rows)
     random.Random(seed).shuffle(shuffled)
-    sampled_rows: list[dict[str, Any]] = []
+    selection: list[dict[str, Any]] = []
     total = 0
     for row in shuffled:
         tokens = learned_tokens(row)
         if target - total <= tokens / 2:
             break
-        sampled_rows.append(row)
+        selection.append(row)
         total += tokens
-    return sampled_rows
+    return selection
 
 
 def _fine_tuned(
@@ -156,8 +157,12 @@ def _trained(folder: Path, name: str, policy: Path, settings: Mapping[str, Any])
     """Return the policy after the last training, which is made once."""
     to, run_dir, log = folder / f"{name}-policy", folder / f"{name}-train", folder / f"{name}.log"
     if not to.is_dir():
-        values = dict(settings) | {"policy.path": policy, "misc.run_dir": run_dir}
-        run_trainer(log, "train", "--config", SETTINGS, "--overwrite", **values)
+        values = dict(settings) | {
+            "policy.path": policy,
+            "misc.run_dir": run_dir,
+            "misc.overwrite": True,
+        }
+        run_trainer(log, "train", "--config", PHASE2, **values)
         run_trainer(log, "export", run_dir, "--to", to)
     return to
 
@@ -179,4 +184,4 @@ def _rows_of(folder: Path, arm: str, seeds: Sequence[int]) -> Iterator[Measureme
 
 
 if __name__ == "__main__":
-    run_seeds("rare", __doc__, questions)
+    run_command(lambda: run_seeds("rare", __doc__, questions))

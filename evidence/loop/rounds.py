@@ -28,7 +28,6 @@ from demo.search.reading import Reader
 from evidence.search.__main__ import SIDE_BY_SIDE
 from evidence.search.sets import HELD_OUT, SETS
 from evidence.seeds import seed_interval
-from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.processes import end_with_parent
 from testing.processes import child_environment, exit_on_sigterm, serving
@@ -64,11 +63,8 @@ def run_seeds(
     parser.add_argument("--jobs", type=int, default=SIDE_BY_SIDE, help="seeds at the same time")
     flags = parser.parse_args()
     exit_on_sigterm()
-    with clean_exit():
-        measured = measure(
-            name, flags.quick, lambda quick: questions(quick, flags.seeds, flags.jobs)
-        )
-        Console().print(table(measured))
+    seeds, jobs = flags.seeds, flags.jobs
+    Console().print(table(measure(name, flags.quick, lambda quick: questions(quick, seeds, jobs))))
 
 
 def play(

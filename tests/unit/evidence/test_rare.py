@@ -22,8 +22,8 @@ def test_turns_without_a_loss_are_not_counted() -> None:
 @pytest.mark.parametrize(("target", "count"), [(0, 0), (5, 0), (6, 1), (24, 2), (26, 3), (99, 4)])
 def test_rows_are_drawn_up_to_the_nearest_number_of_tokens(target: int, count: int) -> None:
     rows = [row(str(number), 10) for number in range(4)]
-    sampled_rows = drawn_rows(rows, target, seed=1)
-    assert len(sampled_rows) == count and sampled_rows == drawn_rows(rows, target, seed=1)
+    chosen = drawn_rows(rows, target, seed=1)
+    assert len(chosen) == count and chosen == drawn_rows(rows, target, seed=1)
 
 
 def test_another_seed_draws_others() -> None:

@@ -55,22 +55,22 @@ class SuccessBelief:
         return math.prod((parameter + n) / (total + n) for n in range(count))
 
 
-def allocate(beliefs: Sequence[SuccessBelief], total: int, n_min: int, n_max: int) -> list[int]:
+def allocate(beliefs: Sequence[SuccessBelief], total: int, fewest: int, largest: int) -> list[int]:
     """Return the number of episodes of each question; they add up to `total`.
 
-    Each gets `n_min` episodes. Each further one goes to the question whose `spread` it raises
-    most, up to `n_max`; of equals to the one with fewer, then to the first. As gains never rise, no
-    other way has a larger sum of `spread`. Raises ValueError if the total does not fit.
+    Each gets `fewest` episodes. Each further one goes to the question whose `spread` it raises
+    most, up to `largest`; of equals to the one with fewer, then to the first. As gains never rise,
+    no other way has a larger sum of `spread`. Raises ValueError if the total does not fit.
     """
-    if not n_min * len(beliefs) <= total <= n_max * len(beliefs):
-        raise ValueError(f"{total} episodes for {len(beliefs)} questions of {n_min} to {n_max}")
-    counts = [n_min] * len(beliefs)
-    gains = [(-belief.gain(n_min), n_min, index) for index, belief in enumerate(beliefs)]
+    if not fewest * len(beliefs) <= total <= largest * len(beliefs):
+        raise ValueError(f"{total} episodes for {len(beliefs)} questions of {fewest} to {largest}")
+    counts = [fewest] * len(beliefs)
+    gains = [(-belief.gain(fewest), fewest, index) for index, belief in enumerate(beliefs)]
     heapq.heapify(gains)
     for _ in range(total - sum(counts)):
         _, count, index = heapq.heappop(gains)
         counts[index] = count + 1
-        if count + 1 < n_max:
+        if count + 1 < largest:
             heapq.heappush(gains, (-beliefs[index].gain(count + 1), count + 1, index))
     return counts
 
@@ -113,11 +113,11 @@ class Results:
         document counts as two episodes; to that, the mean of its type; to that, the mean of all.
         """
         mean = 0.5
-        *wider, narrowest = _keys(question)
-        for key in wider:
+        *wider_keys, question_key = _keys(question)
+        for key in wider_keys:
             successes, count = self._counts.get(key, (0, 0))
             mean = (successes + _PRIOR * mean) / (count + _PRIOR)
-        successes, count = self._counts.get(narrowest, (0, 0))
+        successes, count = self._counts.get(question_key, (0, 0))
         return SuccessBelief(successes + _PRIOR * mean, count - successes + _PRIOR * (1 - mean))
 
 

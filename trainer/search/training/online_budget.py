@@ -138,7 +138,7 @@ class OnlineBudget:
         path = self._path(update, number)
         decision = _read(path)
         if decision is None or decision.questions != questions:
-            self._read_results(self._known_updates(update))
+            self._read_results(self._results_end(update))
             decision = self._new_decision(update, number, chosen, spent)
             self._folder.mkdir(exist_ok=True)
             write_json(path, {name: getattr(decision, name) for name in BudgetDecision.__slots__})
@@ -189,15 +189,15 @@ class OnlineBudget:
         An episode costs the mean so far, with evaluations. Batches in flight count as played in
         the mean, and as unpaid in what remains. What one episode may cost at most is not spent.
         """
-        known_updates = self._known_updates(update)
+        last_update = self._results_end(update)
         in_flight = sum(
             sum(decision.counts.values())
-            for earlier in range(known_updates + 1, update)
+            for earlier in range(last_update + 1, update)
             if (decision := _read(self._path(earlier, 0))) is not None
         )
         evaluations = self._evaluations()
-        done = self._evaluated * sum(number <= known_updates for number in evaluations)
-        due = self._evaluated * sum(number > known_updates for number in evaluations)
+        done = self._evaluated * sum(number <= last_update for number in evaluations)
+        due = self._evaluated * sum(number > last_update for number in evaluations)
         cost = spent / max(1, self._played + in_flight + done)
         rounds = self._played / self._played_first if self._played_first else 1.0
         remaining = (self._rl.num_updates - update + 1) * rounds
@@ -220,7 +220,7 @@ class OnlineBudget:
         totals = {} if self._answering is None else self._answering.spent
         return sum(self._world.gather([sum_charges(totals.values()).money or 0.0]))
 
-    def _known_updates(self, update: int) -> int:
+    def _results_end(self, update: int) -> int:
         """Return the last update whose results an update uses; below 1: none."""
         return update - 1 - self._rl.max_staleness
 

@@ -80,7 +80,7 @@ def check_decisions(
 ) -> None:
     """Check each first round against an allocation by the results up to `lead` updates before.
 
-    known: runs that were played earlier."""
+    earlier_runs: runs that were played earlier."""
     for update in range(1, updates + 1):
         results = Results(success=0.5)
         for run in earlier_runs:
@@ -168,8 +168,8 @@ def test_under_a_cap_the_total_shrinks_and_the_run_comes_to_its_end(
 
 
 def test_mistakes_are_told_before_anything_is_loaded(config: Path, tmp_path: Path) -> None:
-    questions_file = learning.write_questions(tmp_path / "own.jsonl", range(6), (4, 2))
-    cfg = load(config, tmp_path / "run", f"data.train={questions_file}")
+    own_rows = learning.write_questions(tmp_path / "own.jsonl", range(6), (4, 2))
+    cfg = load(config, tmp_path / "run", f"data.train={own_rows}")
     with pytest.raises(UserError, match=r"6 questions of data.train have an n_agent .*q0 first"):
         run_search(load_train(cfg), {}, cfg)
     cfg = load(config, tmp_path / "run", "rollout.online_budget.earlier=[/no/run]")

@@ -19,16 +19,18 @@ BELIEFS = [
 ]
 
 
-def belief_at(p: float) -> SuccessBelief:
+def nearly_certain(p: float) -> SuccessBelief:
     """Return a belief that is nearly certain of p."""
     return SuccessBelief(1e9 * p, 1e9 * (1 - p))
 
 
-def best_by_trying(beliefs: Sequence[SuccessBelief], total: int, n_min: int, n_max: int) -> float:
+def best_by_trying(
+    beliefs: Sequence[SuccessBelief], total: int, fewest: int, largest: int
+) -> float:
     """Return the largest sum of spread over all ways to share out."""
     return max(
         math.fsum(belief.spread(n) for belief, n in zip(beliefs, counts, strict=True))
-        for counts in product(range(n_min, n_max + 1), repeat=len(beliefs))
+        for counts in product(range(fewest, largest + 1), repeat=len(beliefs))
         if sum(counts) == total
     )
 
@@ -36,7 +38,7 @@ def best_by_trying(beliefs: Sequence[SuccessBelief], total: int, n_min: int, n_m
 def test_spread_of_a_known_probability_is_the_closed_form() -> None:
     for p, n in product((0.05, 0.5, 0.9), (1, 2, 8)):
         # the variance of the belief, p (1 - p) / 1e9, moves the mean of p^n by less than this
-        assert belief_at(p).spread(n) == pytest.approx(1 - p**n - (1 - p) ** n, abs=1e-7)
+        assert nearly_certain(p).spread(n) == pytest.approx(1 - p**n - (1 - p) ** n, abs=1e-7)
 
 
 def test_spread_of_an_unknown_probability_is_its_mean() -> None:
@@ -54,7 +56,7 @@ def test_the_gain_is_the_step_of_the_spread_and_never_rises() -> None:
 
 @pytest.mark.parametrize("total", [6, 9, 13, 18])
 def test_no_other_way_to_share_out_has_more_spread(total: int) -> None:
-    for beliefs in (BELIEFS[:3], BELIEFS[3:], [belief_at(p) for p in (0.02, 0.5, 0.8)]):
+    for beliefs in (BELIEFS[:3], BELIEFS[3:], [nearly_certain(p) for p in (0.02, 0.5, 0.8)]):
         counts = allocate(beliefs, total, 2, 6)
         assert sum(counts) == total and all(2 <= n <= 6 for n in counts)
         spread = math.fsum(b.spread(n) for b, n in zip(beliefs, counts, strict=True))
@@ -62,7 +64,7 @@ def test_no_other_way_to_share_out_has_more_spread(total: int) -> None:
 
 
 def test_rare_outcomes_get_more_episodes_and_equal_questions_as_many() -> None:
-    rare, even, certain = belief_at(0.1), belief_at(0.5), belief_at(1 - 1e-8)
+    rare, even, certain = nearly_certain(0.1), nearly_certain(0.5), nearly_certain(1 - 1e-8)
     counts = allocate([rare, even, certain], 24, 2, 16)
     assert counts[0] > counts[1] > counts[2] == 2
     assert allocate([SuccessBelief(1, 1)] * 3, 13, 2, 16) == [5, 4, 4]
@@ -97,12 +99,12 @@ def test_a_question_is_known_by_its_own_episodes_else_by_those_of_its_like() -> 
     everyone = (2 + 2 * 0.5) / (3 + 2)
     of_type = (2 + 2 * everyone) / (3 + 2)
     of_document = (2 + 2 * of_type) / (3 + 2)
-    for row, mean, own_mean in (
+    for subject, mean, counts in (
         (a, of_document, (2, 1)),
         (b, of_document, (0, 0)),
         (other, of_type, (0, 0)),
         (unlike, everyone, (0, 0)),
     ):
-        belief = results.belief(row)
-        assert belief.successes == pytest.approx(own_mean[0] + 2 * mean)
-        assert belief.failures == pytest.approx(own_mean[1] + 2 * (1 - mean))
+        belief = results.belief(subject)
+        assert belief.successes == pytest.approx(counts[0] + 2 * mean)
+        assert belief.failures == pytest.approx(counts[1] + 2 * (1 - mean))
