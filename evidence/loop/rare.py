@@ -162,7 +162,7 @@ def _trained(folder: Path, name: str, policy: Path, settings: Mapping[str, Any])
             "misc.run_dir": run_dir,
             "misc.overwrite": True,
         }
-        run_trainer(log, "train", "--config", PHASE2, **values)
+        run_trainer(log, "train", "--config", SETTINGS, **values)
         run_trainer(log, "export", run_dir, "--to", to)
     return to
 
