@@ -120,9 +120,10 @@ def tools_page() -> str:
     """Return the page of the scripts of `tools` and `deploy`, with their options."""
     parts = ["# Tools\n", "Scripts for people who work on the project.\n"]
     for module, document in modules_with_main(("tools", "deploy")).items():
-        parts.append(f"## python -m {module} {{ #{anchor(module)} }}\n")
+        name = module.removesuffix(".__main__")
+        parts.append(f"## python -m {name} {{ #{anchor(name)} }}\n")
         parts.append(f"{_document(document)}\n")
-        parts += [_argument(module, action) for action in _actions(module)]
+        parts += [_argument(name, action) for action in _actions(module)]
     return "\n".join(parts)
 
 

@@ -51,7 +51,7 @@ PAGES: dict[str, ConfigPage] = {
         "Read by the curation commands of `python -m trainer search`, such as `verify`.",
     ),
     "rounds": ConfigPage(
-        "Rounds", RoundsConfig, "Read by `python -m trainer search loop --config FILE`."
+        "Rounds", RoundsConfig, "Read by `python -m trainer search loop --rounds FILE`."
     ),
     "synth": ConfigPage(
         "Synthesis run", SynthConfig, "Read by `synth_parallel run --config FILE`."

@@ -14,7 +14,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-_CODE = re.compile(r"(`[^`]*`)")
+_CODE = re.compile(r"((?<!`)`[^`]+`(?!`))")
 _NAMES = {str: "text", int: "integer", float: "number", bool: "true or false", Path: "path"}
 _NAMES |= {NoneType: "null", SecretStr: "secret text", Any: "any value"}
 _BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
@@ -24,10 +24,10 @@ _BOUNDS |= {"min_length": "length ≥ {}", "max_length": "length ≤ {}", "patte
 def escape(text: str) -> str:
     """Return text in which only code spans are Markdown, since docstrings are plain text."""
     parts = _CODE.split(" ".join(text.split()))
-    return "".join(
-        part if part.startswith("`") else re.sub(r"([\\*_\[\]{}<>#|])", r"\\\1", part)
-        for part in parts
-    )
+    parts[::2] = [re.sub(r"([\\`*_\[\]{}>#|])", r"\\\1", part) for part in parts[::2]]
+    # Markdown has no backslash for this one.
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "".join(parts)
 
 
 def paragraphs(text: str) -> str:
@@ -86,9 +86,11 @@ def default_text(field: FieldInfo) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
-    if isinstance(value, str | Path) and str(value):
-        return f"`{value}`"
-    return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"
+    text = ""
+    if isinstance(value, str | Path):
+        text = " ".join(str(value).split())  # a blank line would end the code span
+    text = text or json.dumps(value, ensure_ascii=False, default=str)
+    return f"`{text}`" if "`" not in text else f"`` {text} ``"
 
 
 def bounds_text(field: FieldInfo) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from tools.docs import commands
+from tools.docs import commands, configs
 from tools.docs.commands import APPS, app_of, command_pages, modules_with_main
 
 ROOT = Path(__file__).parents[4]
@@ -27,6 +27,15 @@ def test_every_option_of_a_command_is_on_its_page(module: str) -> None:
         for option in command.params:
             flags = option.opts if option.param_type_name == "option" else []
             assert all(f"`{flag}" in section or f", {flag}" in section for flag in flags), name
+
+
+@pytest.mark.parametrize("page", configs.PAGES)
+def test_what_reads_a_config_has_the_option(page: str) -> None:
+    named = re.findall(r"`([^`]+?) (--[a-z-]+) \w+`", configs.PAGES[page].use)
+    for name, option in named:
+        (text,) = (t for t in PAGES.values() if name.startswith(commands.page_title(t)))
+        section = text.partition(f"## {name} {{")[2].partition("\n## ")[0] or text
+        assert f"`{option}`" in section, name
 
 
 def test_every_app_of_the_project_has_a_page() -> None:
@@ -50,6 +59,11 @@ def test_every_module_that_can_be_started_is_listed() -> None:
 
 def test_an_option_of_a_script_comes_from_its_parser() -> None:
     assert "### `--changed` { #tools-tests_of-changed .key }" in PAGES["tools.md"]
+
+
+def test_a_package_is_started_by_its_name() -> None:
+    assert "## python -m tools.docs { #tools-docs }" in PAGES["tools.md"]
+    assert "__main__" not in PAGES["tools.md"]
 
 
 def test_every_target_of_make_is_listed() -> None:
