@@ -7,6 +7,8 @@ from typing import Any
 
 from griffe import Class, Extension, Function, GriffeLoader, Object
 
+#: Code: a span, or an example, which is indented.
+_CODE = re.compile(r"(`+[^`]+`+|^ {4}.*$)", re.MULTILINE)
 _FIELD = re.compile(r"(\w+(?:, \w+)*): ")
 _SENTENCE = re.compile(r"(?<=[.;]) (?=(\w+(?:, \w+)*): )")
 
@@ -17,7 +19,7 @@ class Fields(Extension):  # type: ignore[misc]
     def on_object(self, *, obj: Object, loader: GriffeLoader, **kwargs: Any) -> None:
         """Change the docstring of an object when its package is loaded."""
         if obj.docstring is not None:
-            obj.docstring.value = as_list(obj.docstring.value, _names(obj))
+            obj.docstring.value = as_list(without_html(obj.docstring.value), _names(obj))
 
 
 def _names(obj: Object) -> set[str]:
@@ -27,6 +29,13 @@ def _names(obj: Object) -> set[str]:
         if isinstance(function, Function):
             names |= {parameter.name for parameter in function.parameters}
     return names
+
+
+def without_html(text: str) -> str:
+    """Return a docstring whose `<` is shown as it is: in Markdown it would begin a tag of HTML."""
+    parts = _CODE.split(text)
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "".join(parts)
 
 
 def as_list(text: str, names: set[str]) -> str:
