@@ -49,6 +49,8 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
 _SEED = 0  # of evaluations
+#: Of a question's own sampling; vLLM would raise a smaller one to this, and the trainer would not.
+LEAST_TEMPERATURE = 0.01
 
 
 def run_search(
@@ -83,15 +85,19 @@ def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
         )
     check_untruncated(cfg.generation, cfg.corrects_importance)
     check_gold(train, cfg.reward.weights["ndcg"])
-    if greedy := [question.id for question in train if question.temperature == 0]:
+    if greedy := [question.id for question in train if _is_greedy(question)]:
         raise UserError(
-            f"data.train: temperature of {len(greedy)} questions ({greedy[0]} first): 0 is greedy, "
-            "but training needs samples. Set it above 0, or remove it."
+            f"data.train: temperature of {len(greedy)} questions ({greedy[0]} first): less than "
+            f"{LEAST_TEMPERATURE} is greedy, but training needs samples. Raise it, or remove it."
         )
     if cfg.rl.advantage_norm == "grpo":
         _check_groups(train, cfg.rollout.n_agent)
     check_online_budget(cfg, train)
     check_trackers(cfg.misc.trackers)
+
+
+def _is_greedy(question: Question) -> bool:
+    return question.temperature is not None and question.temperature < LEAST_TEMPERATURE
 
 
 def _check_groups(train: Sequence[Question], n_agent: int) -> None:

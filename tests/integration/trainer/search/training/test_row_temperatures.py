@@ -70,17 +70,18 @@ def test_sampler_and_trainer_agree(
     check_exact(tmp_path)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.009])
 def test_a_greedy_question_is_refused_before_anything_is_loaded(
-    config: Path, tmp_path: Path
+    config: Path, tmp_path: Path, temperature: float
 ) -> None:
-    data = learning.write_questions(tmp_path / "t.jsonl", range(6), temperatures=(1.0, 0.0))
+    data = learning.write_questions(tmp_path / "t.jsonl", range(6), temperatures=(1.0, temperature))
     overrides: list[Any] = [f"data.train={data}", f"misc.run_dir={tmp_path}/out"]
     cfg = load_config(SearchConfig, config, overrides)
-    message = r"temperature of 3 questions \(q1 first\): 0 is greedy"
+    message = r"temperature of 3 questions \(q1 first\): less than 0.01 is greedy"
     with pytest.raises(UserError, match=message):
         run_search(load_train(cfg), {}, cfg)
     failed = " ".join(str(finding) for finding in check_run(cfg).failed)
-    assert "temperature of 3 questions (q1 first): 0 is greedy" in failed
+    assert "temperature of 3 questions (q1 first): less than 0.01 is greedy" in failed
 
 
 def test_check_tells_the_range(config: Path, tmp_path: Path) -> None:
