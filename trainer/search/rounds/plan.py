@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from scorekit.config import check_config, read_config
 from scorekit.errors import UserError
-from trainer.runs.config import pinned_settings
+from trainer.runs.config import KeptConfig, pinned_settings
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.reanswer import merged
@@ -224,6 +224,18 @@ def settings_of(
         settings = pinned_settings(cfg) | _keys(cfg, ["data"], free=False)
         paths = ["policy.path", "data.train", "data.record"]
     return settings | {key: _from(out, value) for key, value in _values_at(cfg, paths).items()}
+
+
+def with_new_keys(
+    recorded: Mapping[str, Any], settings: Mapping[str, Any], step: str, cfg: BaseModel
+) -> dict[str, Any]:
+    """Return recorded settings with the keys that an earlier version did not have.
+
+    Their values are what it did: the defaults. settings, cfg: of the step now.
+    """
+    earlier_cfg = cfg.of_run({}) if isinstance(cfg, KeptConfig) else type(cfg)()
+    defaults = settings_of(step, earlier_cfg, Path())
+    return {key: defaults[key] for key in settings if key in defaults} | dict(recorded)
 
 
 def _keys(cfg: BaseModel, sections: Sequence[str], *, free: bool = True) -> dict[str, Any]:

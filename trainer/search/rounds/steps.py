@@ -33,7 +33,7 @@ from trainer.runs.stops import StopRules
 from trainer.search.answer.answer_cache import spent_in
 from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundLimits
-from trainer.search.rounds.plan import changed, settings_of
+from trainer.search.rounds.plan import changed, settings_of, with_new_keys
 from trainer.sft.config import SftConfig
 
 FILE = "steps.json"
@@ -167,7 +167,7 @@ class Steps:
         """
         settings = {} if cfg is None else settings_of(name, cfg, self.out, flags)
         if self._done(name):
-            self._check_same(name, settings)
+            self._check_same(name, settings, cfg)
             self._print(f"{name}: done")
             return
         if cfg is not None:
@@ -256,13 +256,16 @@ class Steps:
                     f"{limit:g}. Raise it and start the loop again."
                 )
 
-    def _check_same(self, name: str, settings: Mapping[str, Any]) -> None:
+    def _check_same(self, name: str, settings: Mapping[str, Any], cfg: BaseModel | None) -> None:
         if not self.records[name].note and not (self.folder / name).is_dir():
             raise UserError(
                 f"{self.folder / name}: the step was done, but its folder is missing. Restore it, "
                 "or use another folder for the loop."
             )
-        differ = changed(self.records[name].settings, settings)
+        recorded: Mapping[str, Any] = self.records[name].settings
+        if cfg is not None:
+            recorded = with_new_keys(recorded, settings, name, cfg)
+        differ = changed(recorded, settings)
         if differ:
             raise UserError(
                 f"{self.folder / name}: made with other settings ({'; '.join(differ)}). Restore "

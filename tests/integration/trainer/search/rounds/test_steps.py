@@ -89,6 +89,26 @@ def test_a_step_is_done_once(tmp_path: Path, launch: list[str]) -> None:
     assert record.seconds > 0
 
 
+def test_a_done_step_of_an_earlier_version_lacks_keys(tmp_path: Path, launch: list[str]) -> None:
+    write_step_code(tmp_path, "")
+    folder = tmp_path / "01-a"
+    sft_cfg = SftConfig.model_validate(
+        {"policy": {"path": "p"}, "sft": {"options": {"adam_beta2": 0.9}}}
+    )
+    with lock_loop(tmp_path) as lock:
+        steps(folder, lock, launch).train(cfg())
+        steps(folder, lock, launch).finetune(sft_cfg)
+        records = json.loads((folder / "steps.json").read_text())
+        del records["train"]["settings"]["rollout.n_agent"]
+        (folder / "steps.json").write_text(json.dumps(records))
+        steps(folder, lock, launch).train(cfg())
+        steps(folder, lock, launch).finetune(sft_cfg)
+        other = cfg(rollout={"n_agent": 7})
+        with pytest.raises(UserError, match=r"\(rollout\.n_agent: 1 then, 7 now\)"):
+            steps(folder, lock, launch).train(other)
+    assert len(started_runs(folder)) == 2
+
+
 def test_a_training_that_has_begun_goes_on(tmp_path: Path, launch: list[str]) -> None:
     folder = tmp_path / "01-a"
     write_step_code(tmp_path, "sys.exit('--resume' not in sys.argv)")
