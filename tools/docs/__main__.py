@@ -24,10 +24,10 @@ def main() -> int:
     parser.add_argument("--watch", action="store_true", help="write again when a page changes")
     options = parser.parse_args()
     write_pages(options.folder)
-    state = _state()
+    state = page_times()
     while options.watch:
         time.sleep(_POLL_S)
-        if state != (state := _state()):
+        if state != (state := page_times()):
             try:
                 write_pages(options.folder)
             except UserError as error:  # the page is being written
@@ -35,9 +35,10 @@ def main() -> int:
     return 0
 
 
-def _state() -> dict[Path, int]:
+def page_times() -> dict[Path, int]:
     """Return when each page of the repository was last changed."""
-    pages = [*(ROOT / "docs").rglob("*"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]
+    patterns = ("docs/**/*", "*.md", "*/README.md", "*/*/README.md")
+    pages = [path for pattern in patterns for path in ROOT.glob(pattern)]
     return {path: path.stat().st_mtime_ns for path in pages if path.is_file()}
 
 

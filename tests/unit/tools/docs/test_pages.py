@@ -9,7 +9,8 @@ import yaml
 
 from scorekit.errors import UserError
 from tools.docs import pages
-from tools.docs.pages import assemble, navigation, site_path, write_pages
+from tools.docs.__main__ import page_times
+from tools.docs.pages import assemble, navigation, site_path, source_of, write_pages
 
 GENERATED = {"reference/errors.md": "# Errors\n"}
 
@@ -79,3 +80,8 @@ def test_every_page_of_docs_is_in_the_navigation() -> None:
     listed = navigation()
     for path in (pages.ROOT / "docs").glob("*.md"):
         assert site_path(f"docs/{path.name}") in listed, path.name
+
+
+def test_a_change_of_any_page_is_noticed() -> None:
+    sources = {pages.ROOT / source_of(page) for page in navigation()}
+    assert {path for path in sources if path.is_file()} <= page_times().keys()
