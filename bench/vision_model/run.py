@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,8 +105,8 @@ class VisionRun:
             "data.max_length": 6000,
             "policy.path": self.out / "model",
             "policy.gradient_checkpointing": "true",
-            "sft.per_device_train_batch_size": min(4, batch),
-            "sft.gradient_accumulation_steps": max(1, batch // 4),
+            "sft.per_device_train_batch_size": math.gcd(batch, 4),
+            "sft.gradient_accumulation_steps": batch // math.gcd(batch, 4),
             "sft.max_steps": options.sft_steps,
             "sft.learning_rate": 2e-4,
             "sft.warmup_steps": min(20, max(1, options.sft_steps // 8)),
