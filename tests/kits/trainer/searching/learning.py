@@ -201,7 +201,7 @@ def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dic
             "max_turns": 3,
             "sight": {"min_pixels": 10_000, "max_pixels": 40_000, "legible_px": 1.0},
         },
-        "reward": {"preset": "unified"},
+        "reward": {"preset": "unified", "forced_completion": "score"},
         "rl": {
             "num_updates": 6,
             "batch_size": 3,
