@@ -90,7 +90,7 @@ demo-roleplay: setup ## a Korean role-play policy: chat template checked, SFT, G
 demo-search: setup ## evidence in document pages: PDFs to an index, a small searcher that learns in two phases, a page to look at (5 minutes)
 	$(PY) -m demo.search
 
-demo-loop: setup ## rounds of that searcher: wrong references found, what is hard played again, the best learned (8 minutes)
+demo-loop: setup ## rounds of that searcher: wrong references found, what is hard played again, the best learned (10 minutes)
 	$(PY) -m demo.search.loop
 
 # As many processes as cores: these tests wait for nothing.
