@@ -18,8 +18,8 @@ from bench.common import ROOT
 from scorekit.errors import UserError
 from testing.processes import run_module
 
-PAGE = ROOT / "docs/evidence.md"
-PICTURES = ROOT / "docs/evidence"
+PAGE = ROOT / "docs/explanation/evidence/translation.md"
+PICTURES = ROOT / "docs/explanation/evidence"
 
 
 def check_arms(only: Sequence[str], arm_names: Collection[str]) -> None:

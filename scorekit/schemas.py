@@ -1,8 +1,8 @@
 """The wire types of every service: what a caller sends and what it gets back.
 
-docs/protocol.md describes them in words. An unknown field of a request is refused, so that a
-misspelled option is never ignored in silence. An unknown field of an answer is ignored, so that a
-service may add fields.
+docs/reference/protocol.md describes them in words. An unknown field of a request is refused, so
+that a misspelled option is never ignored in silence. An unknown field of an answer is ignored, so
+that a service may add fields.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ PACKAGES = (
     "tools",
     "tests",
 )
-GLOSSARY = ROOT / "docs/glossary.md"
+GLOSSARY = ROOT / "docs/reference/glossary.md"
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
     {
@@ -66,7 +66,7 @@ class Finding:
 
 @cache
 def banned_names() -> frozenset[str]:
-    """Return the identifiers in the last table of docs/glossary.md."""
+    """Return the identifiers in the last table of docs/reference/glossary.md."""
     table = GLOSSARY.read_text(encoding="utf-8").partition("| banned | use instead |")[2]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
     return frozenset(name.strip() for cell in cells for name in cell.split(","))

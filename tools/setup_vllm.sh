@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv-vllm: a real vLLM that runs on a CPU, in an environment of its own (it pins
-# its torch and numpy, and is a server of its own anyway). Serving on GPUs: docs/synthesis.md.
+# its torch and numpy, and is a server of its own anyway). Serving on GPUs: docs/how-to/synthesis.md.
 #   PYTHON=...   the interpreter to use
 set -euo pipefail
 me=env-vllm

@@ -4,7 +4,8 @@
 
 The demo's MetricX and xCOMET learned from English and Korean user-interface strings. They are asked
 about English to German and Chinese to English TED talks, beside twins of them with random matrices
-and a random CometKiwi. Writes bench/results/meta_eval.json and the tables of docs/meta-eval.md;
+and a random CometKiwi. Writes bench/results/meta_eval.json and the tables of
+docs/how-to/meta-eval.md;
 the reports stand in runs/bench/meta_eval.
 """
 
@@ -27,7 +28,7 @@ from scorekit.errors import UserError
 from scorekit.processes import end_with_parent
 
 HERE = Path(__file__).parent
-DOCUMENT = ROOT / "docs/meta-eval.md"
+DOCUMENT = ROOT / "docs/how-to/meta-eval.md"
 BEGIN = "<!-- written by `python -m bench.meta_eval` -->"
 END = "<!-- end of it -->"
 #: File -> its languages, and the human translations among its systems.

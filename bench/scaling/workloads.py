@@ -52,7 +52,7 @@ SOURCES = {
     "requests": "assumed; measure your own server",
     "generator 2 s, judge 1 s, 64 calls at once; translation's scorer 0.2 s": "assumed",
     "learner: 20,000 tokens a second of one GPU": "assumed; measure your own",
-    "weights: 1 s to write and 1 s to load": "assumed; see docs/scaling.md for sizes",
+    "weights: 1 s to write and 1 s to load": "assumed; see docs/how-to/size-machines.md for sizes",
 }
 
 

@@ -111,8 +111,8 @@ def verdict(stages: Sequence[Stage]) -> list[str]:
         for phase in dict.fromkeys(change.phase for change in changes)
     ]
     last = (
-        f"In this run, one seed: {'; '.join(parts)}. Another seed can differ: docs/evidence.md has "
-        "several."
+        f"In this run, one seed: {'; '.join(parts)}. Another seed can differ: "
+        "docs/explanation/evidence/phases.md has several."
     )
     return [
         *(change.sentence() for change in changes),

@@ -2,7 +2,7 @@
 
     python -m evidence.phases                # what stands in runs/phases_evidence is kept
     python -m evidence.phases --jobs 8       # so many trainings at once, a thread each
-    python -m evidence.phases --report       # docs/evidence.md anew, from bench/results alone
+    python -m evidence.phases --report       # write its page of evidence again
 
 Phase 1 begins with the demo's searcher as it comes; phase 2 goes on from what phase 1 left with the
 same seed. In a control the rewards of an update are dealt out among its episodes. All policies are
@@ -61,7 +61,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at once, a thread each.")] = 2,
-    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+    ] = False,
 ) -> None:
     """Train what does not stand in runs/phases_evidence; write results and page."""
     exit_on_sigterm()

@@ -1,4 +1,4 @@
-"""Computes the figures of the phases from their files, and writes them into docs/evidence.md."""
+"""Computes the figures of the phases from their files, and writes them into their page."""
 
 from __future__ import annotations
 
@@ -134,5 +134,5 @@ def show(results: Results) -> None:
 
 
 def write_page(results: Results) -> None:
-    """Put the tables into docs/evidence.md."""
+    """Put the tables into docs/explanation/evidence/translation.md."""
     write_between(BEGIN, END, tables(results))

@@ -2,7 +2,7 @@
 
     python -m evidence.roleplay            # what stands in runs/roleplay_evidence is kept
     python -m evidence.roleplay --only all --only shuffled --seeds 1
-    python -m evidence.roleplay --report   # docs/evidence.md anew, from bench/results alone
+    python -m evidence.roleplay --report   # write its page of evidence again
 
 The start is the demo's: its policy after SFT with the mended template. Each run is the demo's GRPO
 in a process of its own against the embedder over HTTP, measured on turns that nothing was tuned on.
@@ -112,7 +112,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
-    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+    ] = False,
 ) -> None:
     """Train what does not stand in runs/roleplay_evidence; write results and page."""
     exit_on_sigterm()

@@ -1,4 +1,4 @@
-"""Writes the tables and the chart of docs/evidence.md on role-play from the results alone."""
+"""Writes the tables and the chart of the page of evidence on role-play from the results alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Put tables and picture into docs/evidence.md."""
+    """Put tables and picture into docs/explanation/evidence/translation.md."""
     body = tables(results)
     svg = chart_image(TITLE, "update", partial(_curves, results["runs"]))
     if svg is not None:

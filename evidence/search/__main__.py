@@ -2,7 +2,7 @@
 
     python -m evidence.search            # what stands in runs/search_evidence is kept
     python -m evidence.search --only both --only rows --seeds 1
-    python -m evidence.search --report   # docs/evidence.md anew, from bench/results alone
+    python -m evidence.search --report   # write its page of evidence again
 
 Every arm begins with the demo's cold-started searcher and has the same budget. All policies are
 measured by one yardstick on questions about documents that nothing was trained on: the final test,
@@ -179,7 +179,9 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     policy: Annotated[Path, typer.Option(help="Folder of the cold-started policy.")] = POLICY,
-    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+    ] = False,
 ) -> None:
     """Train what does not stand in runs/search_evidence; write results and page."""
     exit_on_sigterm()

@@ -1,4 +1,4 @@
-"""Writes the tables and the chart of docs/evidence.md on search from the results alone."""
+"""Writes the tables and the chart of the page of evidence on search from the results alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def show(results: Results) -> None:
 
 
 def write_page(results: Results) -> None:
-    """Put tables and picture into docs/evidence.md."""
+    """Put tables and picture into docs/explanation/evidence/translation.md."""
     body = tables(results)
     svg = picture_of(results)
     if svg is not None:

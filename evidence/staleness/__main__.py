@@ -2,7 +2,7 @@
 
     python -m evidence.staleness   # all runs; what stands in runs/staleness_evidence is kept
     python -m evidence.staleness --only stale-0 --only stale-4 --seeds 1
-    python -m evidence.staleness --report   # docs/evidence.md anew, from bench/results alone
+    python -m evidence.staleness --report   # write its page of evidence again
 
 The runs are those of `evidence.translation` in all but the bound: the demo policy, the demo's two
 rewards over HTTP, the same held-out sources. The trainer generates each batch exactly
@@ -28,7 +28,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Six updates: does it run at all?")] = False,
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
-    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+    ] = False,
 ) -> None:
     """Train and measure what is missing; write results, page and chart."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

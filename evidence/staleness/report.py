@@ -66,7 +66,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Put tables and charts into docs/evidence.md."""
+    """Put tables and charts into docs/explanation/evidence/translation.md."""
     images = write_images(results)
     links = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in images)
     write_between(BEGIN, END, f"{tables(results)}\n\n{links}" if links else tables(results))
@@ -233,7 +233,7 @@ def _shares(mean: float | None, worst: float) -> str:
 
 
 def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Write docs/evidence/staleness*.svg, and return (file name without suffix, title) of each."""
+    """Write the charts, and return (file name without suffix, title) of each."""
     runs = runs_by_arm(results)
     PICTURES.mkdir(parents=True, exist_ok=True)
     names = []

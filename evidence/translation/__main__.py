@@ -2,7 +2,7 @@
 
     python -m evidence.translation   # all runs; what stands in runs/evidence is not run again
     python -m evidence.translation --only both --only shuffled
-    python -m evidence.translation --report   # docs/evidence.md anew, from bench/results alone
+    python -m evidence.translation --report   # write its page of evidence again
     python -m evidence.translation --omissions  # spans with and without what is left out
 
 Each run is `python -m trainer train` on the demo policy against both demo services over HTTP. Its
@@ -29,7 +29,9 @@ def main(
     quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
-    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+    report: Annotated[
+        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+    ] = False,
     omissions: Annotated[
         bool, typer.Option(help="Spans, with and without omissions; results of their own.")
     ] = False,

@@ -1,4 +1,4 @@
-"""Writes the tables and charts of docs/evidence.md from bench/results/rl_evidence.json alone."""
+"""Writes the tables and charts of the page of evidence from bench/results/rl_evidence.json."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Put tables and pictures into docs/evidence.md."""
+    """Put tables and pictures into docs/explanation/evidence/translation.md."""
     if _on_omissions(results):
         write_between(BEGIN_OMISSIONS, END_OMISSIONS, omission_tables(results))
         return
@@ -296,7 +296,7 @@ def _with_interval(change: dict[str, Any]) -> str:
 
 
 def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Write docs/evidence/*.svg, and return (file name without suffix, title) of each."""
+    """Write the charts, and return (file name without suffix, title) of each."""
     runs = [run for run in results["runs"] if run["arm"] in _COLOURS]
     curves: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
         ("chrf", "held-out chrF", lambda point: point["chrf"]),

@@ -3,8 +3,8 @@
     for trace, values in zip(traces, span_advantages(traces, tokenizer), strict=True):
         assign_advantages(trace, values)  # prime-rl's own
 
-`docs/token-rewards.md` says what prime-rl needs to call it. This module imports neither prime-rl
-nor verifiers: a trace is anything with `nodes` and `info`.
+`docs/how-to/reward-tokens.md` says what prime-rl needs to call it. This module imports neither
+prime-rl nor verifiers: a trace is anything with `nodes` and `info`.
 """
 
 from __future__ import annotations

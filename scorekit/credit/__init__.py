@@ -1,7 +1,7 @@
 """Credit assignment: ids, a tokenizer and error spans become one number for each token.
 
 Neither torch, transformers nor numpy is imported. Users import these names from here;
-docs/token-rewards.md shows them at work.
+docs/how-to/reward-tokens.md shows them at work.
 """
 
 from scorekit.credit.advantages import AdvantageNorm, compute_advantages

@@ -1,4 +1,4 @@
-"""Wire types of the retriever and its callers (docs/protocol.md)."""
+"""Wire types of the retriever and its callers (docs/reference/protocol.md)."""
 
 from __future__ import annotations
 

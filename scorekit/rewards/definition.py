@@ -49,7 +49,8 @@ class ServiceRequest(Config):
     )
     reference: bool = Field(False, description="Send the sample's `ref`, which is then required.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the request, as in docs/protocol.md."
+        default_factory=dict,
+        description="Options of the request, as in docs/reference/protocol.md.",
     )
     model: str | None = Field(
         None, min_length=1, description="The model that the service must run; null: any."

@@ -12,7 +12,7 @@ from synth.stages.table import ORDER
 from synth.storage.stats import process_stats
 from synth.storage.store import StageFolder
 
-#: Approximate published rate of Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
+#: Approximate published rate of Qwen3-235B in FP8 on eight H100: docs/how-to/synthesis.md.
 TOKENS_PER_S = 7500.0
 #: Smallest number of records, and largest share of cached answers, for a measured rate.
 _ENOUGH, _MAX_CACHED_SHARE = 50, 0.2

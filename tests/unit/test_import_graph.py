@@ -1,4 +1,4 @@
-"""The chart in docs/architecture.md matches the imports of the files."""
+"""The chart in docs/explanation/architecture.md matches the imports of the files."""
 
 from __future__ import annotations
 

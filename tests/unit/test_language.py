@@ -1,4 +1,4 @@
-"""Check that names and docstrings of the code are plain, as docs/glossary.md describes."""
+"""Names and docstrings of the code are plain, as docs/reference/glossary.md describes."""
 
 from __future__ import annotations
 

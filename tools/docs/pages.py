@@ -1,7 +1,8 @@
 """Assemble the pages of the site: those of the repository, and those made from the code.
 
-A page keeps its place: `docs/search.md` is `search.md` of the site, `demo/README.md` stays. A link
-to another page of the repository leads to that page; one to a source file, to a page that shows it.
+A page keeps its place: `docs/how-to/sft.md` is `how-to/sft.md` of the site, `demo/README.md` stays.
+A link to another page of the repository leads to that page; a link to a source file, to a page that
+shows it.
 """
 
 from __future__ import annotations
@@ -127,9 +128,10 @@ def _linked(text: str, source: str, targets: set[str]) -> str:
             return match[0]
         target = os.path.normpath(PurePosixPath(source).parent / link)
         page = target.removeprefix("docs/")
-        if page.startswith(f"{REFERENCE}/"):  # made from the code, so no file of the repository
+        is_file = (ROOT / target).is_file()
+        if page.startswith(f"{REFERENCE}/") and not is_file:  # made from the code
             target = page
-        elif not (ROOT / target).is_file():
+        elif not is_file:
             raise UserError(f"{source}: links to {link}, which is no file")
         else:
             targets.add(target)

@@ -5,7 +5,7 @@
 
 --resume        resume the run in --output_dir
 --print_config  print the flags as YAML, for `python -m trainer train --config`
---help          print this text; docs/roleplay.md has the table of flags
+--help          print this text; docs/how-to/train-roleplay.md has the table of flags
 """
 
 from __future__ import annotations

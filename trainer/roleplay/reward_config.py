@@ -12,7 +12,7 @@ from trainer.config_base import may_change
 
 
 class RewardConfig(Config):
-    """Settings of the five reward functions. Their formulas: docs/roleplay.md."""
+    """Settings of the five reward functions. Their formulas: docs/how-to/train-roleplay.md."""
 
     embedding_model: str = may_change(
         "data/embedding/BGE-m3-ko",

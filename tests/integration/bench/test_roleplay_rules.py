@@ -1,4 +1,4 @@
-"""Check that the Korean role-play rules reach the accuracy stated in docs/roleplay.md."""
+"""The Korean role-play rules reach the accuracy stated in docs/how-to/train-roleplay.md."""
 
 from __future__ import annotations
 

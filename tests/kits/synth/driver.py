@@ -116,7 +116,7 @@ def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
 def most_in_flight(cfg: SynthConfig, n: int) -> int:
     """Return the maximum number of sequences that a driver has in flight at the teacher.
 
-    It is the bound of docs/synthesis.md, if the driver requests n candidates per source.
+    It is the bound of docs/how-to/synthesis.md, if the driver requests n candidates per source.
     """
     teacher = cfg.teacher
     sequences = teacher.max_sequences or PART * teacher.max_concurrency

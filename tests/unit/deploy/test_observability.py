@@ -206,7 +206,7 @@ def test_a_summary_names_only_labels_that_its_alert_has():
 
 
 def test_every_alert_and_no_other_has_a_section_in_the_runbook():
-    text = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/how-to/operate.md").read_text(encoding="utf-8")
     assert re.findall(r"^### (Scorekit\w+)$", text, re.M) == [rule["alert"] for rule in RULES]
 
 

@@ -3,7 +3,7 @@
     PAGES/DOCUMENT.pdf                     its pages are DOCUMENT_1, DOCUMENT_2, ...
     PAGES/DOCUMENT/DOCUMENT_3.jpg          the page DOCUMENT_3
 
-The retriever makes the id from the file's name (docs/retriever.md).
+The retriever makes the id from the file's name (docs/how-to/index-pages.md).
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def _check_data(round_cfg: RoundConfig, training: SearchConfig, *, is_from_loop:
     if training.data.columns:
         raise UserError(
             f"{round_cfg.name}: data.columns: the loop uses the standard names of columns. "
-            "Rename the columns of your files (docs/search.md) and remove the key."
+            "Rename the columns of your files (docs/how-to/train-search.md) and remove the key."
         )
     for key, path in training.sources.items():
         if path is None or (is_from_loop and key == "data.train"):

@@ -139,7 +139,7 @@ class RewardConfig(Config):
     definition: Definition = Field(
         None,
         description="A composite reward with components and gates, as other trainers use it: a "
-        "YAML file, or its content (docs/clients.md). null: none.",
+        "YAML file, or its content (docs/how-to/score-from-python.md). null: none.",
     )
     w_definition: float = Field(
         1.0, ge=0, description="Weight of that composite reward; 0: not computed."
@@ -173,7 +173,8 @@ class RewardConfig(Config):
     uncovered: Literal["exclude", "sequence_only"] = Field(
         "exclude",
         description="Tokens after the part that the span model could read: no policy gradient, or "
-        "the sequence reward only. The KL includes them in both; see docs/training.md.",
+        "the sequence reward only. The KL includes them in both; "
+        "see docs/how-to/train-translation.md.",
     )
     use_confidence: bool = Field(
         False,

@@ -1,4 +1,4 @@
-"""Check that every example of docs/clients.md runs."""
+"""Check that every example of docs/how-to/score-from-python.md runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testing.servers import running_app, running_service
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.callers.slime import Sample, score, slime_args, train_data
 
-TEXT = (Path(__file__).parents[4] / "docs/clients.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[4] / "docs/how-to/score-from-python.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 SHELL = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
@@ -51,7 +51,7 @@ def retriever_url():
 @pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
 def test_python(code, url, embedder_url, retriever_url, capsys):
     code = code.replace(OURS, url).replace(EMBEDDER, embedder_url).replace(RETRIEVER, retriever_url)
-    exec(compile(code, "docs/clients.md", "exec"), {"__name__": "__example__"})
+    exec(compile(code, "docs/how-to/score-from-python.md", "exec"), {"__name__": "__example__"})
     assert capsys.readouterr().out
 
 

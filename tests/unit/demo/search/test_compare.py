@@ -58,7 +58,7 @@ def test_where_all_are_judged_it_says_what_it_said():
     assert left == "Not learned: of 4 questions of type 'sum' 2 go wrong still."
 
 
-ELSEWHERE = "Another seed can differ: docs/evidence.md has several."
+ELSEWHERE = "Another seed can differ: docs/explanation/evidence/phases.md has several."
 
 
 def test_the_last_sentence_names_the_phase_that_changed_nothing():

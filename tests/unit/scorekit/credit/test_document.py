@@ -1,4 +1,4 @@
-"""Check that the Python of docs/token-rewards.md runs, and prints what the page says."""
+"""Check that the Python of docs/how-to/reward-tokens.md runs, and prints what the page says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-TEXT = (ROOT / "docs/token-rewards.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs/how-to/reward-tokens.md").read_text(encoding="utf-8")
 CREDIT, ADVANTAGES = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def run(code: str) -> None:
-    exec(compile(code, "docs/token-rewards.md", "exec"), {"__name__": "__example__"})
+    exec(compile(code, "docs/how-to/reward-tokens.md", "exec"), {"__name__": "__example__"})
 
 
 def test_the_tokens_of_the_span_are_penalized(

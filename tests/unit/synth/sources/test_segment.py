@@ -181,7 +181,7 @@ def sentences_of(row):
 
 
 def test_the_splitter_is_as_good_as_it_was_measured():
-    """Check the accuracy of the sentence splitter. docs/architecture.md compares it with others."""
+    """Check the accuracy that docs/explanation/decisions.md compares with other splitters."""
     path = Path(__file__).parents[3] / "data/sentences.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     right = Counter()

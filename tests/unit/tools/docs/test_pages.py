@@ -78,8 +78,8 @@ def test_a_page_that_is_gone_is_removed_and_others_are_left_alone(tree: Path) ->
 
 def test_every_page_of_docs_is_in_the_navigation() -> None:
     listed = navigation()
-    for path in (pages.ROOT / "docs").glob("*.md"):
-        assert site_path(f"docs/{path.name}") in listed, path.name
+    for path in (pages.ROOT / "docs").rglob("*.md"):
+        assert site_path(str(path.relative_to(pages.ROOT))) in listed, path
 
 
 def test_a_change_of_any_page_is_noticed() -> None:

@@ -110,7 +110,7 @@ def test_tokens_in_flight_leave_room_for_all_calls_in_flight(name: str) -> None:
 
 
 def test_the_instructions_are_as_long_as_is_said() -> None:
-    """Check the length in docs/search.md and the presets, which a question's limit excludes."""
+    """Check the length of docs/how-to/train-search.md, which a question's limit excludes."""
     cfg, tokenizer = preset("phase1"), real_tokenizer("qwen3")
     messages = opening(Question(id="q", question="How much?", reference_answer="x"), cfg.episode)
     prompt = render(tokenizer, template_messages(messages), ChatConfig(), generation_prompt=True)

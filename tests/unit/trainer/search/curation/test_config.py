@@ -27,7 +27,7 @@ def test_the_file_has_all_keys_at_their_defaults() -> None:
 
 
 def test_each_command_with_a_section_stands_in_the_docs() -> None:
-    docs = (PATH.parents[2] / "docs/curation.md").read_text(encoding="utf-8")
+    docs = (PATH.parents[2] / "docs/how-to/curate.md").read_text(encoding="utf-8")
     sections = [
         name
         for name in CurationConfig.model_fields.keys() - _RUN_SECTIONS
