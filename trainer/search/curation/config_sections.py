@@ -26,7 +26,7 @@ Kind = Literal[
 
 
 class DiagnoseConfig(Config):
-    """The rules for why a prompt scores low; docs/how-to/curate.md has their order."""
+    """The rules for why a prompt scores low; docs/explanation/curation.md has their order."""
 
     measure: Measure = Field("judge", description="Mean over a prompt's episodes.")
     combine: Combine = Field("all", description="Which episodes count, as of `buckets`.")
@@ -85,7 +85,7 @@ class AlternativesConfig(Config):
 
 
 class HallucinationsConfig(Config):
-    """The rules for right answers without gold evidence; docs/how-to/curate.md has their order."""
+    """The rules for right answers without gold evidence: docs/explanation/curation.md."""
 
     right: float = Field(SUCCESS, description="An answer is right from this judge's score on.")
     times: int = Field(1, ge=1, description="Answers that are asked for, of each kind.")

@@ -34,7 +34,7 @@ Cause = Literal[
     "forced",
     "never_hit",
 ]
-#: The causes in the order of the rules, as on the page and in docs/how-to/curate.md.
+#: The causes in the order of the rules, as on the page and in docs/explanation/curation.md.
 CAUSES: Final[Mapping[Cause, str]] = {
     "right": "the answer was judged right; without a judge: the facts were shown",
     "gave_up": "the policy gave the search up",

@@ -1,6 +1,6 @@
 """Derive the class of a row from the agreements of its answers.
 
-Pure functions; docs/how-to/curate.md has the table.
+Pure functions; docs/explanation/curation.md has the table.
 """
 
 from __future__ import annotations
