@@ -56,7 +56,7 @@ class SearchTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     """The config of the search, and which of its questions are the tasks."""
 
     config: str = ""
-    """A config file of `python -m trainer.search`."""
+    """The config file of a search run."""
     overrides: list[str] = Field(default_factory=list)
     """Keys of that file with other values, such as `episode.max_turns=4`."""
     questions: str = "train"
