@@ -42,7 +42,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
     cores = int(ray.cluster_resources().get("CPU", 1))
     at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
-    cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
+    cfg = with_absolute_answers(shared_budget(ctx.cfg, at_once)).model_dump(mode="json")
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
     folders = (
         str(ctx.out_dir.absolute()),
@@ -67,6 +67,16 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
         _end(waiting)
     if ctx.stats.open:
         raise StageIncomplete(stage.name, ctx.stats.open)
+
+
+def with_absolute_answers(cfg: SynthConfig) -> SynthConfig:
+    """Return a copy whose cache of answers has an absolute path: a worker has a folder of its own.
+
+    A URL of a Redis stays as it is.
+    """
+    place = answers_place(cfg)
+    answers = place if "://" in place else str(Path(place).absolute())
+    return cfg.model_copy(update={"run": cfg.run.model_copy(update={"answers": answers})})
 
 
 def connect(cfg: SynthConfig) -> int:

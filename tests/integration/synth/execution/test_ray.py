@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 
 from scorekit.errors import ServiceUnreachable, UserError
+from synth.config import answers_place
 from synth.context import StageContext
-from synth.execution.cluster import run_map_stage_on_ray, shared_budget
+from synth.execution.cluster import run_map_stage_on_ray, shared_budget, with_absolute_answers
 from synth.execution.stage_start import prepare_stage
 from synth.execution.stage_types import MapStage
 from synth.preflight import check_run
@@ -152,3 +154,14 @@ def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metr
         task_budget.requests_per_minute,
     ) == (2, 25, 15.0)
     assert shared_budget(cfg, 1).teacher == cfg.teacher
+
+
+def test_a_task_in_another_folder_writes_its_answers_beside_the_run(
+    tmp_path, monkeypatch, teacher, metricx
+):
+    cfg = config(tmp_path, teacher, metricx)
+    monkeypatch.chdir(tmp_path)
+    cfg.run.out_dir, cfg.run.answers = Path("run"), None
+    assert answers_place(with_absolute_answers(cfg)) == str(tmp_path / "run/answers.sqlite")
+    cfg.run.answers = "redis://cache:6379/1"
+    assert answers_place(with_absolute_answers(cfg)) == "redis://cache:6379/1"
