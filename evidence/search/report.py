@@ -57,8 +57,9 @@ FEWER = ("reward", "NDCG", "judge", "gold seen", "turns", "searches", "forced")
 SEED_FIGURES = {"reward": "reward_mean", "NDCG": "ndcg_mean"}
 #: Figures whose changes are told with an interval over questions.
 CHANGED = ("reward", "NDCG")
+MAIN_START = "start-warm-nothing"
 STARTS = {
-    "start-warm-nothing": "the start",
+    MAIN_START: "the start",
     "start-random-nothing": "random weights",
     "start-warm-half": "the start, the generator knows half",
 }
@@ -110,7 +111,7 @@ def tables(results: Results) -> str:
             f"{set_results['questions']} questions about "
             f"{len(set_results['documents'])} documents, "
             f"{set_results['episodes']} episodes a policy. The mean of the seeds.",
-            ends_table(results, set_results, FEWER if number else tuple(COLUMNS)),
+            ends_table(results, set_results, main_only=number > 0),
         ]
         for figure in list(SEED_FIGURES)[: 1 if number else None]:
             arms = changes_of(results, set_results, SEED_FIGURES[figure])
@@ -147,17 +148,21 @@ def changes_of(results: Results, set_results: Results, key: str) -> dict[str, Ch
     }
 
 
-def ends_table(results: Results, set_results: Results, columns: Sequence[str]) -> str:
+def ends_table(results: Results, set_results: Results, *, main_only: bool = False) -> str:
     """Return a table of the stats before and after training on a set, over all seeds.
 
-    All rows are measured with the same settings.
+    All rows are measured with the same settings. main_only: leave out some columns, arms with one
+    seed, and the other starts.
     """
+    columns = FEWER if main_only else tuple(COLUMNS)
     rows = [
         [STARTS[name], "", *_cells(stats, columns)]
         for name, stats in set_results["starts"].items()
-        if name in STARTS
+        if name == MAIN_START or (name in STARTS and not main_only)
     ]
     for name, arm in set_results["arms"].items():
+        if main_only and len(arm["seeds"]) < 2:
+            continue
         rows.append([_title(results, name), str(len(arm["seeds"])), *_cells(arm["end"], columns)])
     return markdown_table(["", "seeds", *columns], rows)
 

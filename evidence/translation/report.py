@@ -170,7 +170,7 @@ def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def reward_table(runs: Sequence[Run]) -> str:
     """Return whether each arm gets more of its own reward."""
-    head = ["arm", "own reward, start", "end", "change", "standard error"]
+    head = ["arm", "own reward, start", "end", "change"]
     head += ["change in standard errors", f"{LEARNED:g} or more in each seed"]
     rows = []
     for title, arm_runs in _by_arm(runs).items():
@@ -182,7 +182,6 @@ def reward_table(runs: Sequence[Run]) -> str:
                 spread([reward["before"] for reward in own], 3),
                 spread([reward["after"] for reward in own], 3),
                 spread([reward["change"] for reward in own], 3, signs=True),
-                spread([reward["standard_error"] for reward in own], 3),
                 spread(errors, 1, signs=True),
                 "yes" if min(errors) >= LEARNED else "no",
             ]
