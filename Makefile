@@ -166,7 +166,7 @@ lock: setup ## resolve every dependency anew and write constraints.txt
 check-resolution: setup ## constraints.txt can be installed under Python 3.11, 3.12 and 3.13
 	$(PY) -m tools.lock --check
 
-bench: setup env-oracle ## measure the figures of the README; writes bench/results/ (about 27 minutes)
+bench: setup env-oracle ## measure the main figures of docs/benchmarks.md; writes bench/results/ (half an hour)
 	$(PY) -m bench
 
 verify-checkpoints: setup ## on a machine with the hub: published scores on the real checkpoints

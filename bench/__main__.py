@@ -1,4 +1,4 @@
-"""`python -m bench [--quick]`: measure the numbers of the README, in one table, in 34 minutes."""
+"""`python -m bench [--quick]`: measure the main numbers of docs/benchmarks.md in half an hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of the training benchmarks: arms in processes, results over seeds, and the page.
+"""Shared parts of the training benchmarks: arms in processes, results over seeds, and the pages.
 
 A claim about training needs several seeds: each seed is one observation. An interval over
 questions holds the trained policies fixed. It says how other questions would turn out for these
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,10 @@ from bench.common import ROOT
 from scorekit.errors import UserError
 from testing.processes import run_module
 
-PAGE = ROOT / "docs/explanation/evidence/translation.md"
-PICTURES = ROOT / "docs/explanation/evidence"
+#: Where the pages of the results stand, and their pictures.
+PAGES = ROOT / "docs/explanation/evidence"
+#: Longest line of prose that is written into a page.
+_LINE = 110
 
 
 def check_arms(only: Sequence[str], arm_names: Collection[str]) -> None:
@@ -47,7 +50,7 @@ def run_logged(
     return time.monotonic() - started
 
 
-def write_between(begin: str, end: str, body: str, page: Path = PAGE) -> None:
+def write_between(begin: str, end: str, body: str, page: Path) -> None:
     """Put text between two marks of a document; the prose around them stays."""
     text = page.read_text(encoding="utf-8")
     head, separator, after_begin = text.partition(begin)
@@ -60,6 +63,26 @@ def write_between(begin: str, end: str, body: str, page: Path = PAGE) -> None:
 def cell(value: float | None, digits: int) -> str:
     """Return a number as a table cell; a dash if there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def spread(values: Sequence[float | None], digits: int, *, signs: bool = False) -> str:
+    """Return the lowest and the highest value as a table cell; a dash if there is none."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "–"
+    sign = "+" if signs else ""
+    low, high = (f"{value:{sign}.{digits}f}" for value in (min(numbers), max(numbers)))
+    return low if low == high else f"{low} to {high}"
+
+
+def spread_shares(values: Sequence[float]) -> str:
+    """Return the lowest and the highest share in percent as a table cell."""
+    return f"{spread([100 * value for value in values], 0)} %"
+
+
+def wrapped(text: str) -> str:
+    """Return a paragraph in lines of a page."""
+    return textwrap.fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -62,7 +62,7 @@ def main(
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at once, a thread each.")] = 2,
     report: Annotated[
-        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+        bool, typer.Option(help="Only write docs/explanation/evidence/phases.md.")
     ] = False,
 ) -> None:
     """Train what does not stand in runs/phases_evidence; write results and page."""

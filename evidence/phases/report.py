@@ -10,10 +10,20 @@ from rich.markdown import Markdown
 
 from evidence.phases.runs import ARMS, START, Plan
 from evidence.search.sets import SETS
-from evidence.seeds import cell, markdown_table, seeds_table, seeds_verdict, write_between
+from evidence.seeds import (
+    PAGES,
+    SeedInterval,
+    against,
+    cell,
+    markdown_table,
+    seed_interval,
+    seeds_verdict,
+    write_between,
+)
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 
+PAGE = PAGES / "phases.md"
 BEGIN = "<!-- written by `python -m evidence.phases --report` -->"
 END = "<!-- end of what is written on phases -->"
 SMALL_PRINT = "small print"
@@ -90,8 +100,9 @@ def changes_of(by_arm: Results, name: str, key: str) -> dict[int, float]:
 
 
 def phases_of(by_arm: Results, column: str, phase: int) -> dict[str, dict[int, float]]:
-    """Return title -> changes of a phase and of its control; empty without both."""
+    """Return title -> changes of a phase and then of its control; empty without both."""
     names = [name for name, arm in ARMS.items() if arm.phase == phase]
+    names.sort(key=lambda name: ARMS[name].dealt is not None)
     changes = {ARMS[name].title: changes_of(by_arm, name, FIGURES[column]) for name in names}
     return changes if all(changes.values()) else {}
 
@@ -99,19 +110,53 @@ def phases_of(by_arm: Results, column: str, phase: int) -> dict[str, dict[int, f
 def tables(results: Results) -> str:
     """Return all tables in Markdown, those of the final test first."""
     parts = [f"Commit `{results['machine']['commit']}`."]
-    verdicts = []
     for set_name, by_arm in results["sets"].items():
         title = SETS[set_name].title
         parts += [f"### What each phase leaves, on {title}", ends_table(by_arm)]
+        parts += [f"### What each phase changes on {title}, seeds as the unit"]
+        parts += [changes_table(by_arm)]
+    return "\n\n".join(parts)
+
+
+def verdicts(results: Results) -> list[str]:
+    """Return a sentence on each set, phase and figure."""
+    sentences = []
+    for set_name, by_arm in results["sets"].items():
         for phase, columns in CHANGED.items():
-            control = next(a.title for a in ARMS.values() if a.phase == phase and a.dealt)
-            parts.append(f"### What phase {phase} changes on {title}, seeds as the unit")
             for column in columns:
                 if changes := phases_of(by_arm, column, phase):
-                    parts += [f"{column}:", seeds_table(changes, control)]
-                    name = f"phase {phase}: {column} on {title}"
-                    verdicts.append(seeds_verdict(name, changes, control))
-    return "\n\n".join([*parts, "### What the seeds show of the phases", *verdicts])
+                    name = f"phase {phase}: {column} on {SETS[set_name].title}"
+                    sentences.append(seeds_verdict(name, changes, list(changes)[-1]))
+    return sentences
+
+
+def changes_table(by_arm: Results) -> str:
+    """Return a table of the changes of each phase, beside its control's."""
+    rows = []
+    for phase, columns in CHANGED.items():
+        for column in columns:
+            if changes := phases_of(by_arm, column, phase):
+                own, control = changes.values()
+                less = against(own, control)
+                rows.append(
+                    [
+                        f"phase {phase}: {column}",
+                        _by_seed(own),
+                        _interval(seed_interval(list(own.values()))),
+                        _by_seed(control),
+                        "" if less is None else _interval(less),
+                    ]
+                )
+    head = ["", "change, seed by seed", "mean of the seeds [95 %]", "the control's change"]
+    return markdown_table([*head, "less the control, paired by seed [95 %]"], rows)
+
+
+def _by_seed(changes: Mapping[int, float]) -> str:
+    return ", ".join(f"{changes[seed]:+.3f}" for seed in sorted(changes))
+
+
+def _interval(interval: SeedInterval) -> str:
+    return interval.as_text() + (": clear of 0" if interval.is_clear else "")
 
 
 def ends_table(by_arm: Results) -> str:
@@ -130,9 +175,10 @@ def ends_table(by_arm: Results) -> str:
 
 def show(results: Results) -> None:
     """Print the tables; the last lines say what the seeds show."""
-    Console(width=160).print(Markdown(tables(results)))
+    text = "\n\n".join([tables(results), *verdicts(results)])
+    Console(width=160).print(Markdown(text))
 
 
 def write_page(results: Results) -> None:
-    """Put the tables into docs/explanation/evidence/translation.md."""
-    write_between(BEGIN, END, tables(results))
+    """Put the tables into docs/explanation/evidence/phases.md."""
+    write_between(BEGIN, END, tables(results), PAGE)

@@ -113,7 +113,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     report: Annotated[
-        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+        bool, typer.Option(help="Only write docs/explanation/evidence/roleplay.md.")
     ] = False,
 ) -> None:
     """Train what does not stand in runs/roleplay_evidence; write results and page."""

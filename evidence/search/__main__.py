@@ -180,7 +180,7 @@ def main(
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     policy: Annotated[Path, typer.Option(help="Folder of the cold-started policy.")] = POLICY,
     report: Annotated[
-        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+        bool, typer.Option(help="Only write docs/explanation/evidence/search.md.")
     ] = False,
 ) -> None:
     """Train what does not stand in runs/search_evidence; write results and page."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 from evidence.search.arms import CONTROL
 from evidence.search.sets import SETS
 from evidence.seeds import (
-    PICTURES,
+    PAGES,
     Changes,
     cell,
     markdown_table,
@@ -23,7 +23,8 @@ from evidence.seeds import (
 )
 from scorekit.report.page import chart_image
 
-PICTURE = PICTURES / "search.svg"
+PAGE = PAGES / "search.md"
+PICTURE = PAGES / "search.svg"
 BEGIN = "<!-- written by `python -m evidence.search --report` -->"
 END = "<!-- end of what is written on search -->"
 TITLE = "NDCG in training, mean of the seeds"
@@ -42,7 +43,6 @@ COLUMNS = {
     "reward": ("reward_mean", 3),
     "NDCG": ("ndcg_mean", 3),
     "judge": ("judge_mean", 3),
-    "success": ("success_share", 3),
     "without evidence": ("success_without_evidence_share", 3),
     "gold seen": ("gold_seen_share", 3),
     "turns": ("turns_mean", 2),
@@ -51,12 +51,15 @@ COLUMNS = {
     "invalid": ("invalid_mean", 2),
     "forced": ("forced_share", 3),
 }
+#: Columns of the sets behind the first.
+FEWER = ("reward", "NDCG", "judge", "gold seen", "turns", "searches", "forced")
 #: Figures of the tables by seeds.
 SEED_FIGURES = {"reward": "reward_mean", "NDCG": "ndcg_mean"}
-#: Those whose changes are told with an interval.
-CHANGED = ("reward", "NDCG", "judge", "without evidence", "invalid", "forced")
+#: Figures whose changes are told with an interval over questions.
+CHANGED = ("reward", "NDCG")
+MAIN_START = "start-warm-nothing"
 STARTS = {
-    "start-warm-nothing": "the start",
+    MAIN_START: "the start",
     "start-random-nothing": "random weights",
     "start-warm-half": "the start, the generator knows half",
 }
@@ -65,18 +68,29 @@ Results = Mapping[str, Any]
 
 
 def show(results: Results) -> None:
-    """Print the tables on the terminal; the last lines summarize each set."""
-    Console(width=160).print(Markdown(tables(results)))
+    """Print the tables on the terminal, and more than the page has.
+
+    The last lines summarize each set.
+    """
+    parts = [tables(results)]
+    for number, (name, set_results) in enumerate(results["sets"].items()):
+        if number:
+            parts += [f"### Changes on {SETS[name].title}, questions as the unit [95 %]"]
+            parts += [changes_table(results, set_results)]
+        parts += [f"### Why turns were invalid on {SETS[name].title}"]
+        parts += [invalid_table(results, set_results)]
+    parts += ["### What training had nothing to learn from", flat_table(results)]
+    Console(width=160).print(Markdown("\n\n".join([*parts, *verdicts(results)])))
 
 
 def write_page(results: Results) -> None:
-    """Put tables and picture into docs/explanation/evidence/translation.md."""
+    """Put tables and picture into docs/explanation/evidence/search.md."""
     body = tables(results)
     svg = picture_of(results)
     if svg is not None:
         PICTURE.write_text(svg, encoding="utf-8")
-        body += f"\n\n![{TITLE}](evidence/{PICTURE.name})"
-    write_between(BEGIN, END, body)
+        body += f"\n\n![{TITLE}]({PICTURE.name})"
+    write_between(BEGIN, END, body, PAGE)
 
 
 def picture_of(results: Results) -> str | None:
@@ -85,39 +99,29 @@ def picture_of(results: Results) -> str | None:
 
 
 def tables(results: Results) -> str:
-    """Return all tables in Markdown: those of the final test first, then the main ones of the
-    other sets.
+    """Return the tables of the page in Markdown: those of the final test first, then the main ones
+    of the other sets.
     """
-    parts = [f"{results['updates']} updates a run; commit `{results['machine']['commit']}`."]
+    parts = [f"{results['updates']} updates a run. Commit `{results['machine']['commit']}`."]
+    control = _title(results, CONTROL) if CONTROL in results["arms"] else ""
     for number, (name, set_results) in enumerate(results["sets"].items()):
         title = SETS[name].title
         parts += [
             f"### What each policy does on {title}",
             f"{set_results['questions']} questions about "
             f"{len(set_results['documents'])} documents, "
-            f"{set_results['episodes']} episodes a policy.",
-            ends_table(results, set_results),
-            f"### Changes on {title}, seeds as the unit",
-            *(
-                part
-                for name, key in SEED_FIGURES.items()
-                if (arms := changes_of(results, set_results, key))
-                for part in (f"{name}:", seeds_table(arms, _title(results, CONTROL)))
-            ),
-            f"### Changes from the start on {title}, questions as the unit [95 %]",
-            "These intervals hold the trained policies fixed and draw the questions anew. They say "
-            "nothing about another seed.",
-            changes_table(results, set_results, "changes"),
-            f"### Against both rewards, at the end, on {title}, questions as the unit [95 %]",
-            changes_table(results, set_results, "against_both"),
+            f"{set_results['episodes']} episodes a policy. The mean of the seeds.",
+            ends_table(results, set_results, main_only=number > 0),
         ]
+        for figure in list(SEED_FIGURES)[: 1 if number else None]:
+            arms = changes_of(results, set_results, SEED_FIGURES[figure])
+            if arms := {arm: changes for arm, changes in arms.items() if len(changes) > 1}:
+                parts += [f"### {figure} on {title}: change from the start, seeds as the unit"]
+                parts += [seeds_table(arms, control)]
         if not number:
-            parts += [
-                f"### Why turns were invalid on {title}",
-                invalid_table(results, set_results),
-            ]
-    parts += ["### What training had nothing to learn from", flat_table(results)]
-    return "\n\n".join([*parts, "### What the seeds show", *verdicts(results)])
+            parts += [f"### Changes on {title}, questions as the unit [95 %]"]
+            parts += [changes_table(results, set_results)]
+    return "\n\n".join(parts)
 
 
 def verdicts(results: Results) -> list[str]:
@@ -144,32 +148,38 @@ def changes_of(results: Results, set_results: Results, key: str) -> dict[str, Ch
     }
 
 
-def ends_table(results: Results, set_results: Results) -> str:
+def ends_table(results: Results, set_results: Results, *, main_only: bool = False) -> str:
     """Return a table of the stats before and after training on a set, over all seeds.
 
-    All rows are measured with the same settings.
+    All rows are measured with the same settings. main_only: leave out some columns, arms with one
+    seed, and the other starts.
     """
+    columns = FEWER if main_only else tuple(COLUMNS)
     rows = [
-        [STARTS[name], "", *_cells(stats)]
+        [STARTS[name], "", *_cells(stats, columns)]
         for name, stats in set_results["starts"].items()
-        if name in STARTS
+        if name == MAIN_START or (name in STARTS and not main_only)
     ]
     for name, arm in set_results["arms"].items():
-        rows.append([_title(results, name), str(len(arm["seeds"])), *_cells(arm["end"])])
-    return markdown_table(["", "seeds", *COLUMNS], rows)
+        if main_only and len(arm["seeds"]) < 2:
+            continue
+        rows.append([_title(results, name), str(len(arm["seeds"])), *_cells(arm["end"], columns)])
+    return markdown_table(["", "seeds", *columns], rows)
 
 
-def changes_table(results: Results, set_results: Results, kind: str) -> str:
-    """Return a table of the changes of each arm.
+def changes_table(results: Results, set_results: Results) -> str:
+    """Return a table of each arm's changes from its start, and its reward less that of `both`.
 
-    kind: `changes` compares each arm with its start, `against_both` with the end of the arm `both`.
+    The trained policies are held fixed, and the questions are drawn anew.
     """
-    rows = [
-        [_title(results, name), *(_with_interval(arm[kind][COLUMNS[key][0]]) for key in CHANGED)]
-        for name, arm in set_results["arms"].items()
-        if kind in arm
-    ]
-    return markdown_table(["", *CHANGED], rows)
+    rows = []
+    for name, arm in set_results["arms"].items():
+        cells = [_with_interval(arm["changes"][COLUMNS[key][0]]) for key in CHANGED]
+        less = arm.get("against_both")
+        cells.append(_with_interval(less["reward_mean"]) if less else "")
+        rows.append([_title(results, name), *cells])
+    both = "reward at the end, less *both rewards*"
+    return markdown_table(["", *(f"{key}, from the start" for key in CHANGED), both], rows)
 
 
 def flat_table(results: Results) -> str:
@@ -201,8 +211,8 @@ def _title(results: Results, name: str) -> str:
     return str(results["arms"][name]["title"])
 
 
-def _cells(stats: Mapping[str, Any]) -> list[str]:
-    return [cell(stats[key], digits) for key, digits in COLUMNS.values()]
+def _cells(stats: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    return [cell(stats[key], digits) for key, digits in (COLUMNS[name] for name in columns)]
 
 
 def _signed(value: float | None) -> str:

@@ -29,7 +29,7 @@ def main(
     only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
     seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
     report: Annotated[
-        bool, typer.Option(help="Only write docs/explanation/evidence/translation.md.")
+        bool, typer.Option(help="Only write docs/explanation/evidence/staleness.md.")
     ] = False,
 ) -> None:
     """Train and measure what is missing; write results, page and chart."""

@@ -11,18 +11,20 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from evidence.seeds import (
-    PICTURES,
+    PAGES,
     Changes,
     SeedInterval,
     against,
     cell,
     markdown_table,
     seed_interval,
+    wrapped,
     write_between,
 )
 from evidence.staleness.arms import ARMS, CONTROLS, FRESH
 from scorekit.report.page import chart_image
 
+PAGE = PAGES / "staleness.md"
 BEGIN = "<!-- written by `python -m evidence.staleness --report` -->"
 END = "<!-- end of what is written on staleness -->"
 
@@ -61,15 +63,18 @@ METRICS = (CHRF, METRICX, Metric("xCOMET", "xcomet_score", digits=3))
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the tables on the terminal. The last line says what they say."""
-    Console(width=160).print(Markdown(tables(results)))
+    """Print the tables on the terminal. The last lines say what they say."""
+    runs = runs_by_arm(results)
+    parts = [tables(results), *(verdict(runs, metric) for metric in METRICS)]
+    Console(width=160).print(Markdown("\n\n".join(parts)))
 
 
 def write_page(results: dict[str, Any]) -> None:
-    """Put tables and charts into docs/explanation/evidence/translation.md."""
+    """Put tables and charts into docs/explanation/evidence/staleness.md."""
     images = write_images(results)
-    links = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in images)
-    write_between(BEGIN, END, f"{tables(results)}\n\n{links}" if links else tables(results))
+    links = "\n".join(f"![{title}]({name}.svg)" for name, title in images)
+    body = f"{tables(results)}\n\n{links}" if links else tables(results)
+    write_between(BEGIN, END, body, PAGE)
 
 
 def runs_by_arm(results: dict[str, Any]) -> Runs:
@@ -86,11 +91,13 @@ def runs_by_arm(results: dict[str, Any]) -> Runs:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return all tables and the sentences on them, in Markdown."""
+    """Return all tables in Markdown."""
     runs = runs_by_arm(results)
     parts = [
-        f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
-        f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
+        wrapped(
+            f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`. "
+            f"{results['updates']} updates a run. Commit `{results['machine']['commit']}`."
+        ),
         "### Ends, mean of the seeds",
         ends_table(runs, results["start"]),
     ]
@@ -98,7 +105,6 @@ def tables(results: dict[str, Any]) -> str:
         parts += [f"### {metric.title}: change from the start, seeds as the unit"]
         parts += [changes_table(runs, metric)]
     parts += ["### Ages and importance weights, mean of the updates", weights_table(runs)]
-    parts += ["### What the seeds show of staleness", *(verdict(runs, m) for m in METRICS)]
     return "\n\n".join(parts)
 
 
@@ -131,7 +137,8 @@ def ends_table(runs: Runs, start: dict[str, Any]) -> str:
 def changes_table(runs: Runs, metric: Metric) -> str:
     """Return how an arm changes a stat, and how much more than its control and than FRESH."""
     rows = []
-    for name, by_seed in runs.items():
+    for name in [name for name in runs if name in CONTROLS]:
+        by_seed = runs[name]
         changes = metric.changes(by_seed)
         digits = metric.digits
         rows.append(
@@ -152,7 +159,8 @@ def weights_table(runs: Runs) -> str:
     head = ["arm", "age: mean, largest", "gap", "weight", "capped (worst update)"]
     head += ["masked (worst update)", "clipped by PPO", "too old, left out"]
     rows = []
-    for name, by_seed in runs.items():
+    for name in [name for name in runs if name in CONTROLS]:
+        by_seed = runs[name]
         stats = [run["staleness"] for run in by_seed.values()]
         mean = {key: _mean([s[key] for s in stats]) for key in stats[0] if key != "updates_by_age"}
         worst = {key: max(s[key] for s in stats) for key in ("capped_max", "masked_max")}
@@ -235,13 +243,13 @@ def _shares(mean: float | None, worst: float) -> str:
 def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
     """Write the charts, and return (file name without suffix, title) of each."""
     runs = runs_by_arm(results)
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    PAGES.mkdir(parents=True, exist_ok=True)
     names = []
     for name, metric in (("staleness", CHRF), ("staleness_metricx", METRICX)):
         title = f"held-out {metric.title}"
         svg = chart_image(title, "update", partial(_curves, runs, metric))
         if svg is not None:
-            (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
+            (PAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
             names.append((name, title))
     return names
 

@@ -1,4 +1,4 @@
-"""Writes the tables and charts of the page of evidence from bench/results/rl_evidence.json."""
+"""Writes the tables and charts of the page on translation from the results alone."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from evidence.seeds import (
-    PICTURES,
+    PAGES,
     Changes,
     cell,
     markdown_table,
     seeds_table,
     seeds_verdict,
+    spread,
+    spread_shares,
+    wrapped,
     write_between,
 )
 from evidence.translation.arms import ARMS, ON_OMISSIONS
 from scorekit.report.page import chart_image
 
+PAGE = PAGES / "translation.md"
 BEGIN = "<!-- written by `python -m evidence.translation --report` -->"
 END = "<!-- end of what is written -->"
 
@@ -36,20 +40,21 @@ Run = dict[str, Any]
 
 def show(results: dict[str, Any]) -> None:
     """Print the tables on the terminal."""
-    make_tables = omission_tables if _on_omissions(results) else tables
-    Console(width=160).print(
-        Markdown(make_tables(results))
-    )  # its last lines say what the seeds show
+    if _on_omissions(results):
+        text = omission_tables(results)
+    else:
+        text = "\n\n".join([tables(results), *verdicts(main_runs(results))])
+    Console(width=160).print(Markdown(text))  # its last lines say what the seeds show
 
 
 def write_page(results: dict[str, Any]) -> None:
     """Put tables and pictures into docs/explanation/evidence/translation.md."""
     if _on_omissions(results):
-        write_between(BEGIN_OMISSIONS, END_OMISSIONS, omission_tables(results))
+        write_between(BEGIN_OMISSIONS, END_OMISSIONS, omission_tables(results), PAGE)
         return
     names = write_images(results)
-    image_links = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in names)
-    write_between(BEGIN, END, f"{tables(results)}\n\n{image_links}")
+    image_links = "\n".join(f"![{title}]({name}.svg)" for name, title in names)
+    write_between(BEGIN, END, f"{tables(results)}\n\n{image_links}", PAGE)
 
 
 def _on_omissions(results: dict[str, Any]) -> bool:
@@ -61,230 +66,215 @@ def _on_omissions(results: dict[str, Any]) -> bool:
 
 def tables(results: dict[str, Any]) -> str:
     """Return all tables, in Markdown."""
-    runs = results["runs"]
-    arms = [run for run in runs if not ARMS[run["arm"]].ablation]
-    ablations = [run for run in runs if ARMS[run["arm"]].ablation]
+    runs, start = main_runs(results), results["start"]
     compared = [
-        run for run in arms if run["seed"] == 1 and run["arm"] in ("both", "shuffled", "spans")
+        run for run in runs if run["seed"] == 1 and run["arm"] in ("both", "shuffled", "spans")
     ]
+    ablations = [run for run in results["runs"] if ARMS[run["arm"]].ablation]
     parts = [
-        f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
-        f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
+        _headline(results),
         "### Own reward",
-        reward_table(arms),
-        "### Against the references",
-        quality_table(arms, results["start"]),
+        reward_table(runs),
+        "### Quality on the held-out sources",
+        quality_table(runs, start),
+        *seed_tables(runs),
         "### Tokens that the start policy was penalised for",
-        probe_table(arms),
+        probe_table(runs),
         "### Where chrF changes: sources by what was wrong at the start",
-        fault_table(arms),
+        fault_table(runs),
         "### Ablations (seed 1)",
-        reward_table([*compared, *ablations]),
-        quality_table([*compared, *ablations], results["start"]),
-        *seed_parts(arms),
+        ablation_table([*compared, *ablations]),
     ]
     return "\n\n".join(parts)
+
+
+def main_runs(results: dict[str, Any]) -> list[Run]:
+    """Return the runs of the arms with several seeds."""
+    return [run for run in results["runs"] if not ARMS[run["arm"]].ablation]
 
 
 def omission_tables(results: dict[str, Any]) -> str:
-    """Return the tables of spans with and without omissions."""
+    """Return the tables of spans with omissions."""
     runs, start = results["runs"], results["start"]
     parts = [
-        f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
-        f"{results['updates']} updates a run; commit `{results['machine']['commit']}`.",
+        _headline(results),
         "Own reward:",
         reward_table(runs),
-        "Against the references:",
+        "Quality on the held-out sources:",
         quality_table(runs, start),
-        "What is left out (mean of a translation), and how long the text is:",
+        "What is left out, the mean of a translation:",
         omission_table(runs, start),
-        "By what was wrong at the start:",
-        fault_table(runs),
     ]
     return "\n\n".join(parts)
 
 
+def _headline(results: dict[str, Any]) -> str:
+    return wrapped(
+        f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`. "
+        f"{results['updates']} updates a run. Commit `{results['machine']['commit']}`. "
+        "Two numbers in a cell are the lowest and the highest of the seeds."
+    )
+
+
 def omission_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
-    """Return how often something is left out, and how long the texts get during training."""
-    updates = sorted({point["update"] for run in runs for point in run["curve"][1:]})
-    head = ["arm", "seed", "penalty of omissions, end", "cut at the end"]
-    head += [f"tokens (empty) after {update}" for update in updates]
-    first = ["start", "", cell(start["omission"], 2), f"{100 * start['cut']:.0f} %"]
-    rows = [first + [""] * len(updates)]
-    for run in runs:
-        end, points = run["curve"][-1], {point["update"]: point for point in run["curve"]}
-        lengths = [
-            f"{points[u]['tokens']:.1f} ({100 * points[u]['empty']:.0f} %)" if u in points else "–"
-            for u in updates
-        ]
-        of_end = [cell(end["omission"], 2), f"{100 * end['cut']:.0f} %"]
-        rows.append([run["title"], str(run["seed"]), *of_end, *lengths])
+    """Return how much is left out, and how many texts are cut at the limit of tokens."""
+    head = ["arm", "penalty of omissions", "cut at the limit of tokens"]
+    rows = [["start", cell(start["omission"], 2), spread_shares([start["cut"]])]]
+    for title, arm_runs in _by_arm(runs).items():
+        ends = [run["curve"][-1] for run in arm_runs]
+        left_out = spread([end["omission"] for end in ends], 2)
+        rows.append([title, left_out, spread_shares([end["cut"] for end in ends])])
     return markdown_table(head, rows)
 
 
-def seed_parts(runs: Sequence[Run]) -> list[str]:
-    """Return tables and sentences with seeds as the unit; an empty list without the control.
+def seed_tables(runs: Sequence[Run]) -> list[str]:
+    """Return the tables with seeds as the unit; an empty list without the control."""
+    parts = []
+    for label, arms in _changes(runs).items():
+        parts += [f"### {label}: change from the start, seeds as the unit"]
+        parts += [seeds_table(arms, ARMS["shuffled"].title, digits=2)]
+    return parts
+
+
+def verdicts(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence on each stat with seeds as the unit; an empty list without the control."""
+    control = ARMS["shuffled"].title
+    return [seeds_verdict(label, arms, control) for label, arms in _changes(runs).items()]
+
+
+def _changes(runs: Sequence[Run]) -> dict[str, dict[str, Changes]]:
+    """Return name of a stat -> title of an arm -> its changes; empty without the control.
 
     Two arms' own rewards have no common scale. chrF and the MetricX reward (5 - score) have one.
     """
-    titles = dict.fromkeys(run["title"] for run in runs)
-    control = ARMS["shuffled"].title
-    if control not in titles:
-        return []
-    parts, verdicts = [], []
-    for label, key, sign in (("chrF", "chrf", 1.0), ("MetricX reward", "metricx_score", -1.0)):
-        arms: dict[str, Changes] = {
-            title: {
-                run["seed"]: sign * run["changes"][key]["change"]
-                for run in runs
-                if run["title"] == title
-            }
-            for title in titles
+    by_arm = _by_arm(runs)
+    if ARMS["shuffled"].title not in by_arm:
+        return {}
+    stats = (("chrF", "chrf", 1.0), ("MetricX reward", "metricx_score", -1.0))
+    return {
+        label: {
+            title: {run["seed"]: sign * run["changes"][key]["change"] for run in arm_runs}
+            for title, arm_runs in by_arm.items()
         }
-        parts += [f"### {label}: change from the start, seeds as the unit"]
-        parts += [seeds_table(arms, control, digits=2)]
-        verdicts.append(seeds_verdict(label, arms, control))
-    return [*parts, "### What the seeds show", *verdicts]
+        for label, key, sign in stats
+    }
+
+
+def _by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return title of an arm -> its runs, in the order of the arms."""
+    by_arm: dict[str, list[Run]] = {}
+    for run in runs:
+        by_arm.setdefault(run["title"], []).append(run)
+    return by_arm
 
 
 def reward_table(runs: Sequence[Run]) -> str:
-    """Return whether each run gets more of its own reward."""
-    head = [
-        "arm",
-        "seed",
-        "own reward, start",
-        "end",
-        "change",
-        "standard error",
-        "change in standard errors",
-        f"{LEARNED:g} or more",
-    ]
+    """Return whether each arm gets more of its own reward."""
+    head = ["arm", "own reward, start", "end", "change"]
+    head += ["change in standard errors", f"{LEARNED:g} or more in each seed"]
     rows = []
-    for run in runs:
-        own_reward = run["own_reward"]
+    for title, arm_runs in _by_arm(runs).items():
+        own = [run["own_reward"] for run in arm_runs]
+        errors = [reward["errors"] for reward in own]
         rows.append(
             [
-                run["title"],
-                str(run["seed"]),
-                f"{own_reward['before']:.3f}",
-                f"{own_reward['after']:.3f}",
-                f"{own_reward['change']:+.3f}",
-                f"{own_reward['standard_error']:.3f}",
-                f"{own_reward['errors']:+.1f}",
-                "yes" if own_reward["errors"] >= LEARNED else "no",
+                title,
+                spread([reward["before"] for reward in own], 3),
+                spread([reward["after"] for reward in own], 3),
+                spread([reward["change"] for reward in own], 3, signs=True),
+                spread(errors, 1, signs=True),
+                "yes" if min(errors) >= LEARNED else "no",
             ]
         )
     return markdown_table(head, rows)
 
 
 def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
-    """Return the other quality stats; the first row is the start policy."""
-    head = [
-        "arm",
-        "seed",
-        "chrF",
-        "change [95 %]",
-        "BLEU",
-        "change [95 %]",
-        "MetricX",
-        "xCOMET",
-        "penalty a token",
-        "spans",
-        "critical",
-        "tokens",
-        "Korean letters",
-        "copied",
-        "empty",
-        "KL",
-    ]
-    rows = [
-        ["start", "", cell(start["chrf"], 2), "", cell(start["bleu"], 2), "", *_cells(start), ""]
-    ]
+    """Return the other quality stats at the end; the first row is the start policy."""
+    digits = {
+        "chrF": ("chrf", 2),
+        "BLEU": ("bleu", 2),
+        "MetricX": ("metricx_score", 2),
+        "xCOMET": ("xcomet_score", 3),
+        "penalty a token": ("penalty", 2),
+        "critical spans": ("spans_CRITICAL", 2),
+        "tokens": ("tokens", 1),
+    }
+    shares = {"Korean letters": "korean", "empty": "empty"}
+
+    def cells(points: Sequence[dict[str, Any]]) -> list[str]:
+        values = [spread([point[key] for point in points], d) for key, d in digits.values()]
+        return values + [spread_shares([point[key] for point in points]) for key in shares.values()]
+
+    rows = [["start", *cells([start]), ""]]
+    for title, arm_runs in _by_arm(runs).items():
+        ends = [run["curve"][-1] for run in arm_runs]
+        rows.append([title, *cells(ends), spread([run["kl"] for run in arm_runs], 2)])
+    return markdown_table(["arm", *digits, *shares, "KL"], rows)
+
+
+def ablation_table(runs: Sequence[Run]) -> str:
+    """Return what each run of one seed ends with, and its changes."""
+    head = ["arm", "own reward: change in standard errors", "chrF", "change [95 %]"]
+    head += ["MetricX", "critical spans", "tokens", "empty", "KL"]
+    rows = []
     for run in runs:
         end = run["curve"][-1]
         rows.append(
             [
                 run["title"],
-                str(run["seed"]),
+                f"{run['own_reward']['errors']:+.1f}",
                 cell(end["chrf"], 2),
                 _with_interval(run["changes"]["chrf"]),
-                cell(end["bleu"], 2),
-                _with_interval(run["changes"]["bleu"]),
-                *_cells(end),
+                cell(end["metricx_score"], 2),
+                cell(end["spans_CRITICAL"], 2),
+                cell(end["tokens"], 1),
+                spread_shares([end["empty"]]),
                 cell(run["kl"], 2),
             ]
         )
     return markdown_table(head, rows)
 
 
-def _cells(stats: dict[str, Any]) -> list[str]:
-    digits = {
-        "metricx_score": 2,
-        "xcomet_score": 3,
-        "penalty": 2,
-        "spans": 2,
-        "spans_CRITICAL": 2,
-        "tokens": 1,
-    }
-    shares = ("korean", "copied", "empty")
-    return [cell(stats[name], d) for name, d in digits.items()] + [
-        f"{100 * stats[name]:.0f} %" for name in shares
-    ]
-
-
 def probe_table(runs: Sequence[Run]) -> str:
     """Return how likely the start policy's own tokens still are."""
-    head = [
-        "arm",
-        "seed",
-        "log-prob. of penalised tokens, start",
-        "end",
-        "of other tokens, start",
-        "end",
-        "penalised against others, change [95 %]",
-        "probability of penalised tokens",
-        "of other tokens",
-    ]
+    columns = {
+        "log-probability of penalised tokens": ("hit_logp", 2),
+        "of the others": ("free_logp", 2),
+    }
     rows = []
-    for run in runs:
-        probe = run["probe"]
-        gap = probe["gap_logp"]
-        hit, free = probe["hit_logp"], probe["free_logp"]
-        rows.append(
-            [
-                run["title"],
-                str(run["seed"]),
-                cell(hit["before"], 2),
-                cell(hit["after"], 2),
-                cell(free["before"], 2),
-                cell(free["after"], 2),
-                _with_interval(gap),
-                *(
-                    f"{probe[name]['before']:.3f} → {probe[name]['after']:.3f}"
-                    for name in ("hit_p", "free_p")
-                ),
-            ]
-        )
-    return markdown_table(head, rows)
+    for title, arm_runs in _by_arm(runs).items():
+        probes = [run["probe"] for run in arm_runs]
+        gaps = [probe["gap_logp"]["after"] - probe["gap_logp"]["before"] for probe in probes]
+        cells = [
+            _from_to(probes[0][key]["before"], [probe[key]["after"] for probe in probes], digits)
+            for key, digits in columns.values()
+        ]
+        rows.append([title, *cells, spread(gaps, 2, signs=True)])
+    return markdown_table(["arm", *columns, "penalised against others, change"], rows)
 
 
 def fault_table(runs: Sequence[Run]) -> str:
     """Return the sources in three groups, by the errors of the start policy."""
     names = list(runs[0]["groups"]) if runs else []
-    head = ["arm", "seed"]
+    head = ["arm"]
     for name in names:
         count = runs[0]["groups"][name]["sources"]
-        head += [f"{name} ({count}): chrF", "MetricX", "length"]
+        head += [f"{name} ({count}): chrF", "length"]
     rows = []
-    for run in runs:
-        groups = [run["groups"][name] for name in names]
-        cells = [
-            f"{group[key][0]:.{d}f} → {group[key][1]:.{d}f}"
-            for group in groups
-            for key, d in (("chrf", 1), ("metricx_score", 1), ("length", 2))
-        ]
-        rows.append([run["title"], str(run["seed"]), *cells])
+    for title, arm_runs in _by_arm(runs).items():
+        cells = []
+        for name in names:
+            groups = [run["groups"][name] for run in arm_runs]
+            for key, digits in (("chrf", 1), ("length", 2)):
+                ends = [group[key][1] for group in groups]
+                cells.append(_from_to(groups[0][key][0], ends, digits))
+        rows.append([title, *cells])
     return markdown_table(head, rows)
+
+
+def _from_to(start: float, ends: Sequence[float], digits: int) -> str:
+    return f"{cell(start, digits)} → {spread(ends, digits)}"
 
 
 def _with_interval(change: dict[str, Any]) -> str:
@@ -308,12 +298,12 @@ def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
             lambda point: point["probe_gap"],
         ),
     )
-    PICTURES.mkdir(parents=True, exist_ok=True)
+    PAGES.mkdir(parents=True, exist_ok=True)
     names = []
     for name, title, value in curves:
         svg = chart_image(title, "update", partial(_curves, runs, value))
         if svg is not None:
-            (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
+            (PAGES / f"{name}.svg").write_text(svg, encoding="utf-8")
             names.append((name, title))
     return names
 

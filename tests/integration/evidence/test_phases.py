@@ -9,11 +9,18 @@ from typing import Any
 import pytest
 
 from bench.common import RESULTS
-from evidence.phases.report import BEGIN, END, changes_of, figures_of, summarise, tables
+from evidence.phases.report import (
+    BEGIN,
+    END,
+    PAGE,
+    changes_of,
+    figures_of,
+    summarise,
+    tables,
+)
 from evidence.phases.runs import ARMS, CONFIGS, START, Plan, make_plan
 from evidence.search.arms import YARDSTICK
 from evidence.search.sets import HELD_OUT, SETS
-from evidence.seeds import PAGE
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig

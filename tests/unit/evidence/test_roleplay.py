@@ -7,8 +7,7 @@ import json
 from bench.common import RESULTS
 from evidence.roleplay.arms import ARMS, order
 from evidence.roleplay.control import dealt, shuffled
-from evidence.roleplay.report import BEGIN, END, tables
-from evidence.seeds import PAGE
+from evidence.roleplay.report import BEGIN, END, PAGE, tables
 from trainer.roleplay.rewards import REWARDS
 
 

@@ -7,9 +7,17 @@ import json
 import pytest
 
 from bench.common import RESULTS
-from evidence.seeds import PAGE
 from evidence.staleness.arms import ARMS, CONTROLS, FRESH, LAST, UPDATES, make_plan
-from evidence.staleness.report import BEGIN, CHRF, END, METRICX, runs_by_arm, tables, verdict
+from evidence.staleness.report import (
+    BEGIN,
+    CHRF,
+    END,
+    METRICX,
+    PAGE,
+    runs_by_arm,
+    tables,
+    verdict,
+)
 from evidence.staleness.summary import staleness_of
 from evidence.translation.arms import CONFIG, overrides
 from scorekit.config import load_config
@@ -173,12 +181,18 @@ def test_one_seed_decides_nothing():
     assert text == "**chrF.** Above its control, clear of 0 over the seeds: none."
 
 
-def test_the_last_line_says_what_the_tables_say():
+def test_the_sentence_says_what_the_tables_say():
     results = results_of(FALLS)
     text = tables(results)
-    assert text.splitlines()[-1].startswith("**xCOMET.**")
-    assert verdict(runs_by_arm(results), CHRF) in text
+    assert "-2.00 [-2.25, -1.75], clear of 0" in verdict(runs_by_arm(results), CHRF)
+    assert "| -2.00 [-2.25, -1.75]: clear of 0 |" in text
     assert "| max_staleness 4 | 3 | 14.00 | 13.00, 15.10, 13.90 |" in text
+
+
+def test_a_control_is_in_no_table_of_changes():
+    rows = tables(results_of(FALLS)).splitlines()
+    assert sum(row.startswith("| 4, shuffled (control) |") for row in rows) == 1  # its ends
+    assert sum(row.startswith("| max_staleness 4 |") for row in rows) == 5
 
 
 def test_the_page_holds_what_the_results_say():

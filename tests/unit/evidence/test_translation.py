@@ -12,7 +12,7 @@ import pytest
 from evidence.translation.arms import ARMS, ON_OMISSIONS, make_plan
 from evidence.translation.control import Dealer, fit_spans, shuffled
 from evidence.translation.omissions import OmissionTeller, omissions
-from evidence.translation.report import quality_table, reward_table
+from evidence.translation.report import ablation_table, quality_table, reward_table
 from evidence.translation.summary import (
     by_fault,
     compute_stats,
@@ -193,7 +193,7 @@ def test_the_checkpoints_that_are_measured_are_kept(quick):
 
 
 def test_the_tables_show_what_was_learned_and_what_was_not():
-    def run(errors):
+    def run(errors, seed=1, title="both"):
         own_stats = {
             "before": -1.0,
             "after": -0.5,
@@ -201,21 +201,24 @@ def test_the_tables_show_what_was_learned_and_what_was_not():
             "standard_error": 0.1,
             "errors": errors,
         }
-        point = {"chrf": 12.0, "bleu": 13.0} | compute_stats([_line()])
+        point = compute_stats([_line()]) | {"chrf": 11.0 + seed, "bleu": 13.0}
         change = {"before": 11.0, "after": 12.0, "interval": [-0.5, 2.5]}
         return {
-            "title": "both",
-            "seed": 1,
+            "title": title,
+            "seed": seed,
             "own_reward": own_stats,
             "curve": [point],
             "kl": None,
             "changes": {"chrf": change, "bleu": change},
         }
 
-    yes, no = reward_table([run(5.0), run(4.9)]).splitlines()[2:]
-    assert yes.endswith("| +5.0 | yes |")
-    assert no.endswith("| +4.9 | no |")
-    assert "| +1.00 [-0.50, +2.50] |" in quality_table([run(5.0)], compute_stats([_line()]))
+    several = [run(5.0), run(6.0, 2), run(7.0, title="other"), run(4.9, 2, title="other")]
+    yes, no = reward_table(several).splitlines()[2:]
+    assert yes.endswith("| +5.0 to +6.0 | yes |")
+    assert no.endswith("| +4.9 to +7.0 | no |")
+    _, both, _ = quality_table(several, compute_stats([_line()])).splitlines()[2:]
+    assert both.startswith("| both | 12.00 to 13.00 | 13.00 |")
+    assert "| +1.00 [-0.50, +2.50] |" in ablation_table([run(5.0)])
 
 
 def test_the_stand_in_tells_what_of_the_reference_is_missing():
