@@ -293,7 +293,7 @@ class RLConfig(Config):
     advantage_eps: float = Field(
         1e-8,
         gt=0,
-        description="Added to the deviation of advantage_norm; with grpo 1e-4 by default, as in TRL.",
+        description="Added to the deviation of advantage_norm; the default of grpo is TRL's 1e-4.",
     )
 
     @field_validator("importance_correction", mode="before")
