@@ -169,8 +169,9 @@ class RLConfig(Config):
 
     algorithm: AlgorithmName = Field(
         "ppo",
-        description="Clipped surrogate of the token ratio, of the sequence ratio, or plain "
-        "policy gradient (one step a batch).",
+        description="ppo: the clipped loss, with the ratio of each token's probabilities (new over "
+        "old). gspo: with one ratio for the sequence. reinforce: plain policy gradient, one step a "
+        "batch.",
     )
     num_updates: int = may_change(20, ge=1, description="Updates of the run.")
     batch_size: int = Field(8, ge=1, description="Prompts of a rollout round.")
@@ -191,8 +192,8 @@ class RLConfig(Config):
     ppo_epochs: int = Field(
         2,
         ge=1,
-        description="Passes over a batch (not of reinforce); with 1, and one minibatch, the ratio "
-        "is 1 and clips nothing.",
+        description="Passes over a batch (reinforce has one). With one pass and one minibatch the "
+        "ratio is 1, so nothing is clipped.",
     )
     minibatches: int = Field(1, ge=1, description="Optimizer steps of a pass (not of reinforce).")
     minibatch_size: int | None = Field(
@@ -214,7 +215,8 @@ class RLConfig(Config):
         0.2,
         gt=0,
         lt=1,
-        description="Clip range of the ratio. The default of gspo is 3e-4 below and 4e-4 above 1.",
+        description="The ratio is clipped to at least 1 - clip_eps, and at most 1 + clip_eps. The "
+        "default of gspo is 3e-4 below and 4e-4 above 1.",
     )
     clip_eps_high: float | None = Field(
         None, gt=0, description="Upper limit of the ratio, 1 + clip_eps_high; null: clip_eps."
@@ -232,10 +234,10 @@ class RLConfig(Config):
     )
     importance_correction: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="Recompute old_logprobs with the trainer's own forward pass, and weigh each "
-        "token by the ratio of the trainer's and the sampler's probability. auto: where the two "
-        "may differ (max_staleness above 0, a vLLM sampler, bfloat16 or 4-bit weights or "
-        "arithmetic, top_p or top_k).",
+        description="Weigh each token by the ratio of its probability in the trainer (computed "
+        "again, before the update) and in the sampler. auto: where the two may differ "
+        "(max_staleness above 0, a vLLM sampler, bfloat16 or 4-bit weights or arithmetic, top_p or "
+        "top_k).",
     )
     importance_mode: ImportanceMode = Field(
         "token_truncate",
@@ -259,30 +261,39 @@ class RLConfig(Config):
     kl_coef: float = may_change(
         0.05,
         ge=0,
-        description="Weight of the KL to the reference; 0: no reference model.",
+        description="Weight of the KL divergence to the frozen reference model: how strongly the "
+        "policy is kept close to it; 0: no reference model.",
     )
     kl_estimator: Literal["k1", "k2", "k3"] = may_change(
         "k2",
-        description="k2 has the gradient of the KL as a loss; k1 is the plain formula new - ref, "
-        "which has no gradient as a loss. k1 is right in the reward, where it is the default.",
+        description="How a token's KL is estimated from d, its log-probability in the policy minus "
+        "in the reference. k2: d^2 / 2, right with kl_in loss. k1: d, right with kl_in reward and "
+        "its default there; without effect as a loss. k3: exp(-d) - 1 + d.",
     )
     kl_in: Literal["loss", "reward"] = may_change(
         "loss",
-        description="Where the KL to the reference enters: as a term of the loss, or as a token "
-        "reward, summed from each token to the end, before the advantages are normalized.",
+        description="How the KL keeps the policy close to the reference. loss: as a term of the "
+        "loss. reward: a token's KL is a penalty on that token and on all before it, which is part "
+        "of the advantages and is normalized with them.",
     )
-    entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
+    entropy_coef: float = Field(
+        0.0, ge=0, description="Weight of a bonus for entropy, against too certain a policy."
+    )
     center_groups: bool = Field(
-        False, description="Subtract the mean sequence reward of a prompt's samples first."
+        False,
+        description="Subtract from each sequence reward the mean of its prompt's samples, before "
+        "the token rewards are added.",
     )
     advantage_norm: Literal["batch", "group", "grpo"] = Field(
         "batch",
-        description="Advantages get mean 0 and deviation 1 over all valid tokens of the batch; "
-        "group: over those of the prompt's own samples; grpo: the sequence rewards do, over the "
-        "prompt's samples with the unbiased deviation, and token rewards are added as they are.",
+        description="Over what advantages get mean 0 and deviation 1. batch: all valid tokens of "
+        "the batch. group: the tokens of the prompt's samples. grpo: only the sequence rewards, "
+        "over the prompt's samples (unbiased deviation); token rewards are added unchanged.",
     )
     advantage_eps: float = Field(
-        1e-8, gt=0, description="Added to that deviation; with grpo 1e-4 by default, as in TRL."
+        1e-8,
+        gt=0,
+        description="Added to the deviation of advantage_norm; the default of grpo is TRL's 1e-4.",
     )
 
     @field_validator("importance_correction", mode="before")

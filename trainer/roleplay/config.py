@@ -24,7 +24,12 @@ class GRPOSection(Config):
     per_device_train_batch_size: int = may_change(
         1, ge=1, description="Completions of a forward pass with gradients."
     )
-    gradient_accumulation_steps: int = Field(16, ge=1, description="Passes of an update.")
+    gradient_accumulation_steps: int = Field(
+        16,
+        ge=1,
+        description="Forward passes of an update: it has this number times "
+        "per_device_train_batch_size completions.",
+    )
     steps_per_generation: int | None = Field(
         None,
         ge=1,
@@ -36,23 +41,33 @@ class GRPOSection(Config):
         None, ge=1, description="Updates of the run; null: from num_train_epochs."
     )
     learning_rate: float = Field(2e-6, gt=0, description="Peak learning rate of AdamW.")
-    lr_scheduler_type: str = Field("linear", description="As transformers names them.")
+    lr_scheduler_type: str = Field(
+        "linear", description="Schedule of the learning rate, as transformers names it."
+    )
     warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     max_completion_length: int = Field(220, ge=1, description="Longest completion in tokens.")
-    temperature: float = Field(1.0, gt=0, description="Of sampling, and of log-probabilities.")
+    temperature: float = Field(1.0, gt=0, description="Of sampling and log-probabilities.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Null: off.")
-    repetition_penalty: float = Field(1.0, gt=0, description="1: off.")
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Least probability of a sampled token, as a share of the likeliest one's; "
+        "null: off.",
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="Makes tokens that were written before less likely; 1: off."
+    )
     loss_type: LossType = Field("dapo", description="How tokens are weighed, as TRL names it.")
     beta: float = Field(0.0, ge=0, description="Weight of the KL to the start; 0: not computed.")
     scale_rewards: Literal["group", "batch", "none"] = Field(
         "group", description="Advantages are divided by the deviation of the group, or the batch."
     )
     epsilon: float = Field(0.2, gt=0, description="Clip range of the ratio.")
-    epsilon_high: float | None = Field(None, gt=0, description="Upper limit; null: epsilon.")
+    epsilon_high: float | None = Field(None, gt=0, description="Upper side; null: epsilon.")
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token", description="Ratios of tokens, or of whole sequences (GSPO)."
     )
@@ -70,10 +85,10 @@ class EvalConfig(Config):
     """When and how the policy is evaluated."""
 
     eval_every_n_updates: int = may_change(
-        50, ge=0, description="0: only before and after training."
+        50, ge=0, description="Updates between evaluations; 0: only before and after training."
     )
     eval_limit: int | None = may_change(None, ge=1, description="Held-out turns at most.")
-    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0: greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
     batch_size: int = may_change(8, ge=1, description="Turns in one generation batch.")

@@ -12,7 +12,7 @@ from trainer.config_base import may_change
 
 
 class RewardConfig(Config):
-    """Settings of the five reward functions. Their formulas: docs/how-to/train-roleplay.md."""
+    """Settings of the five reward functions. Formulas: docs/explanation/roleplay-rewards.md."""
 
     embedding_model: str = may_change(
         "data/embedding/BGE-m3-ko",
@@ -37,8 +37,9 @@ class RewardConfig(Config):
     )
     player_name_rule: Literal["subject", "literal"] = Field(
         "subject",
-        description="When the player's name has a penalty: as subject or topic of a finite clause "
-        "of the narration; or (literal) anywhere before such a particle.",
+        description="When the player's name has a penalty. subject: as subject or topic of a "
+        "clause that the narration tells as a fact. literal: before any particle, anywhere in the "
+        "reply.",
     )
 
     echo_guard: bool = Field(

@@ -30,8 +30,8 @@ def set_key(name: str) -> str:
 class HeldOutSet(Config):
     """A held-out set."""
 
-    path: str = Field(description="In the same forms as `train`.")
-    split: str | None = Field(None, description="For a folder or hub id.")
+    path: str = Field(description="Held-out examples, in the same forms as `train`.")
+    split: str | None = Field(None, description="Split of `path`, for a folder or hub id.")
 
     @model_validator(mode="before")
     @classmethod
@@ -66,13 +66,16 @@ class StopConfig(Config):
     reason."""
 
     kl_ceiling: float | None = Field(
-        None, gt=0, description="Mean KL to the reference (k3, per token) of `patience` updates."
+        None,
+        gt=0,
+        description="End the run if the mean KL to the reference (k3, per token) of `patience` "
+        "updates is above this; null: never.",
     )
     reward_drop: float | None = Field(
         None,
         gt=0,
-        description="Largest drop of the mean reward (sequence and tokens) of `patience` updates "
-        "below the best such mean of the run.",
+        description="End the run if the mean reward (sequence and tokens) of `patience` updates "
+        "is more than this below the best such mean of the run; null: never.",
     )
     patience: int = Field(5, ge=1, description="Updates that are averaged for these rules.")
     skipped_updates: int | None = Field(
@@ -103,13 +106,15 @@ class EvalConfig(Config):
     """When and how the policy is evaluated."""
 
     eval_every_n_updates: int = may_change(
-        10, ge=0, description="0: only before and after training."
+        10, ge=0, description="Updates between evaluations; 0: only before and after training."
     )
     eval_limit: int | None = may_change(None, ge=1, description="Held-out examples at most.")
-    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    temperature: float = Field(0.0, ge=0, description="Sampling temperature; 0: greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
-    max_new_tokens: int | None = Field(None, ge=1, description="Null: generation's.")
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="Longest completion in tokens; null: generation.max_new_tokens."
+    )
     best_by: str | None = Field(
         None,
         description="Name of the evaluation set by whose reward_mean the best checkpoint is "
@@ -136,7 +141,7 @@ class DeviceConfig(Config):
     seed: int = Field(0, ge=0, description="Fixes data order and sampling.")
     device: str = may_change("auto", description="`cpu`, `cuda`, ...; auto: a GPU if there is one.")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of the arithmetic (autocast); weights stay float32."
+        "float32", description="Data type of the arithmetic (autocast), not of the weights."
     )
     threads: int | None = may_change(
         None, ge=1, description="Threads of torch; null: torch's choice."
@@ -163,7 +168,8 @@ class FolderConfig(Config):
     save_every_n_updates: int = may_change(
         10,
         ge=0,
-        description="Also after an evaluation that is the best so far. 0: only the final one.",
+        description="Updates between checkpoints; an evaluation that is the best so far also has "
+        "one. 0: only the final one.",
     )
     keep_checkpoints: int = may_change(
         2, ge=1, description="Newest checkpoints to keep, besides the best by evaluation."
@@ -178,7 +184,9 @@ class FolderConfig(Config):
         description="Print every stat of an update, also if the terminal is too narrow for one "
         "line; the command's --verbose.",
     )
-    dump_every_n_updates: int = may_change(1, ge=0, description="Training completions; 0: none.")
+    dump_every_n_updates: int = may_change(
+        1, ge=0, description="Updates between dumps of training completions; 0: none."
+    )
 
 
 class OneProcessConfig(FolderConfig, DeviceConfig):

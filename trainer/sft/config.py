@@ -57,13 +57,15 @@ class SftSection(Config):
     per_device_train_batch_size: int = may_change(
         8, ge=1, description="Rows of a forward pass with gradients."
     )
-    gradient_accumulation_steps: int = Field(1, ge=1, description="Passes of an update.")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="Forward passes of an update.")
     num_train_epochs: float = Field(1.0, gt=0, description="Passes over the training rows.")
     max_steps: int | None = Field(
         None, ge=1, description="Updates of the run; null: from num_train_epochs."
     )
     learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate of AdamW.")
-    lr_scheduler_type: str = Field("linear", description="As transformers names them.")
+    lr_scheduler_type: str = Field(
+        "linear", description="Schedule of the learning rate, as transformers names it."
+    )
     warmup_steps: int = Field(0, ge=0, description="Updates of linear warm-up.")
     weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
@@ -89,7 +91,7 @@ class SftEval(Config):
     """When the loss on held-out rows is measured."""
 
     eval_every_n_updates: int = may_change(
-        50, ge=0, description="0: only before and after training."
+        50, ge=0, description="Updates between evaluations; 0: only before and after training."
     )
     eval_limit: int | None = Field(None, ge=1, description="Held-out rows at most.")
     batch_size: int = may_change(8, ge=1, description="Rows of a forward pass.")

@@ -1,4 +1,4 @@
-"""The Korean role-play rules reach the accuracy stated in docs/how-to/train-roleplay.md."""
+"""The Korean role-play rules reach the accuracy stated in docs/explanation/roleplay-rewards.md."""
 
 from __future__ import annotations
 

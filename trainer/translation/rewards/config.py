@@ -86,8 +86,12 @@ class RewardConfig(Config):
     metricx_tokenizer_name: str | None = may_change(
         None, description="The tokenizer that the service must use; null: any."
     )
-    metricx_offset: float = Field(5.0, description="metricx_reward = metricx_offset - score.")
-    w_metricx: float = Field(1.0, ge=0, description="Weight of metricx_reward; 0: not requested.")
+    metricx_offset: float = Field(
+        5.0, description="The MetricX reward is this number minus the score (0 best, 25 worst)."
+    )
+    w_metricx: float = Field(
+        1.0, ge=0, description="Weight of the MetricX reward; 0: asked in evaluations only."
+    )
     xcomet_urls: Urls = may_change(
         default_factory=list,
         description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
@@ -102,12 +106,12 @@ class RewardConfig(Config):
     w_xcomet_seq: float = Field(0.0, ge=0, description="Weight of the xCOMET sentence score.")
     xcomet_seq_scale: float = Field(1.0, ge=0, description="Factor on the xCOMET sentence score.")
     w_xcomet_span: float = Field(
-        1.0, ge=0, description="Weight of the token rewards of error spans."
+        1.0, ge=0, description="Weight of the penalties on tokens inside xCOMET's error spans."
     )
     w_mqm_span: float = Field(
         0.0,
         ge=0,
-        description="Weight of the token rewards of the error spans of the judge's `mqm`.",
+        description="Weight of the penalties on tokens inside error spans of the judge's `mqm`.",
     )
     span_sources_combine: Literal["sum", "max"] = Field(
         "sum",
@@ -174,7 +178,7 @@ class RewardConfig(Config):
         "exclude",
         description="Tokens after the part that the span model could read: no policy gradient, or "
         "the sequence reward only. The KL includes them in both; "
-        "see docs/how-to/train-translation.md.",
+        "see docs/explanation/credit.md.",
     )
     use_confidence: bool = Field(
         False,

@@ -1,4 +1,4 @@
-"""The reward functions return the values in the table of docs/how-to/train-roleplay.md."""
+"""The reward functions return the values in the table of docs/explanation/roleplay-rewards.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.roleplay.rewards import (
     weights_of,
 )
 
-DOCUMENT = Path(__file__).parents[4] / "docs/how-to/train-roleplay.md"
+DOCUMENT = Path(__file__).parents[4] / "docs/explanation/roleplay-rewards.md"
 ROW = {"player_name": ["민수"], "character_name": ["유나"], "speech_level": ["polite"]}
 THREE = (reward_format, reward_role_split, reward_character_consistency)
 _PROMPT = [[{"role": "user", "content": "오늘은 언제 가?"}]]
