@@ -36,20 +36,16 @@ SETS = {
     "ende": ("English to German", ("ref",)),
     "zhen": ("Chinese to English", ("ref", "refB")),
 }
+#: Figures in the page -> their titles; the results file has all.
 AGREEMENT = {
     "kendall": "tau-b, all",
     "kendall_item": "tau-b by segment",
     "acc_eq": "acc_eq",
-    "pearson": "Pearson",
     "system_accuracy": "systems: accuracy",
-    "system_pearson": "systems: Pearson",
 }
 SPANS = {
-    "chars_precision": "chars P",
     "chars_recall": "chars R",
     "chars_f1": "chars F1",
-    "mpp_precision": "MPP P",
-    "mpp_recall": "MPP R",
     "mpp_f1": "MPP F1",
 }
 
