@@ -26,7 +26,7 @@ def http_page(service: str) -> str:
         f"# HTTP: {service}\n",
         f"The routes of `python -m services.{service}`, from its OpenAPI document. How requests, "
         "failures and retries work is the same for every service: [the wire contract]"
-        "(../../protocol.md).\n",
+        "(../protocol.md).\n",
         "## Routes\n",
     ]
     for path, methods in document["paths"].items():

@@ -143,7 +143,7 @@ class RewardConfig(Config):
     definition: Definition = Field(
         None,
         description="A composite reward with components and gates, as other trainers use it: a "
-        "YAML file, or its content (docs/how-to/score-from-python.md). null: none.",
+        "YAML file, or its content (docs/how-to/composite-rewards.md). null: none.",
     )
     w_definition: float = Field(
         1.0, ge=0, description="Weight of that composite reward; 0: not computed."

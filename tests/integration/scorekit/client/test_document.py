@@ -1,4 +1,4 @@
-"""Check that every example of docs/how-to/score-from-python.md runs."""
+"""Check that every example of the how-to pages about scoring and other trainers runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from scorekit.adapters.verl import compute_score
-from scorekit.rewards import load_definition
+from scorekit.rewards import SyncCompositeReward, load_definition
 from scorekit.server.fake import FakeBackend
 from testing.fake_embedder import FakeEmbedder
 from testing.judge import running_judge, saying
@@ -22,12 +22,37 @@ from testing.servers import running_app, running_service
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.callers.slime import Sample, score, slime_args, train_data
 
-TEXT = (Path(__file__).parents[4] / "docs/how-to/score-from-python.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-SHELL = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+ROOT = Path(__file__).parents[4]
+_FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
+PAGES = (
+    "score-from-python",
+    "score-files",
+    "composite-rewards",
+    "add-a-reward",
+    "trl",
+    "verl",
+    "other-trainers",
+)
+#: Text of each page.
+TEXTS = {page: (ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8") for page in PAGES}
+
+
+def blocks(language: str, *pages: str) -> list[str]:
+    """Return the code blocks of pages (by default of all) in a language."""
+    pattern = re.compile(rf"```{language}\n(.*?)```", re.DOTALL)
+    return [code for page in pages or PAGES for code in pattern.findall(TEXTS[page])]
+
+
+#: Code of each page. A first line that names a file says that it stands in there.
+PYTHON = [
+    pytest.param(page, code, id=f"{page}-{number}")
+    for page in PAGES
+    for number, code in enumerate(blocks("python", page))
+    if not _FILE.match(code)
+]
+SHELL = blocks("sh")
 OURS, EMBEDDER = "http://127.0.0.1:8001", "http://127.0.0.1:8004"
-RETRIEVER = "http://127.0.0.1:8005"
+RETRIEVER, XCOMET = "http://127.0.0.1:8005", "http://127.0.0.1:8002"
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +73,60 @@ def retriever_url():
         yield url
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=range(len(PYTHON)))
-def test_python(code, url, embedder_url, retriever_url, capsys):
-    code = code.replace(OURS, url).replace(EMBEDDER, embedder_url).replace(RETRIEVER, retriever_url)
-    exec(compile(code, "docs/how-to/score-from-python.md", "exec"), {"__name__": "__example__"})
+@pytest.mark.parametrize(("page", "code"), PYTHON)
+def test_python(page, code, url, embedder_url, retriever_url, capsys, tmp_path, monkeypatch):
+    def with_urls(text):
+        text = text.replace(OURS, url).replace(EMBEDDER, embedder_url)
+        return text.replace(RETRIEVER, retriever_url)
+
+    for text in blocks("(?:python|yaml)", page):
+        if name := _FILE.match(text):
+            (tmp_path / name[1]).write_text(with_urls(text))
+    for name in ("metricx.jsonl", "xcomet.jsonl"):  # what the page's commands write
+        (tmp_path / name).write_text('{"line":1,"ok":true,"score":2.5}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    exec(compile(with_urls(code), f"docs/how-to/{page}.md", "exec"), {"__name__": "__example__"})
     assert capsys.readouterr().out
 
 
+def test_the_function_of_the_reader_is_a_component(url, tmp_path, monkeypatch):
+    files = {
+        _FILE.match(t)[1]: t for t in blocks("(?:python|yaml)", "add-a-reward") if _FILE.match(t)
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text.replace(OURS, url))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with SyncCompositeReward(tmp_path / "reward.yaml") as reward:
+        (result,) = reward.score([{"src": "ab", "mt": "abcde"}])
+    assert result.components["brevity"].raw == -3.0
+
+
 def test_the_comment_on_the_error_is_true(url, capsys):
-    (code,) = (code for code in PYTHON if "raise_for_failures" in code)
+    (code,) = (code for code in blocks("python") if "import SyncScoringClient, raise_for" in code)
     exec(code.replace(OURS, url), {"__name__": "__example__"})
     assert "a 0 invalid_input\n" in capsys.readouterr().out
 
 
 def test_the_command(url, tmp_path):
-    (command,) = (code for code in SHELL if "scorekit score" in code and "--task" not in code)
+    (command,) = (code for code in SHELL if "in.jsonl out.jsonl" in code)
     (tmp_path / "in.jsonl").write_text('{"src": "a", "mt": "b"}\n')
     _run(command.replace(OURS, url), tmp_path)
     assert '"line":1,' in (tmp_path / "out.jsonl").read_text()
+
+
+def test_two_metrics_of_a_tsv(url, tmp_path, monkeypatch):
+    (commands,) = (code for code in SHELL if "in.tsv" in code)
+    (code,) = blocks("python", "score-files")
+    (tmp_path / "in.tsv").write_text("src\tmt\na\tb\nc\td\n")
+    with running_service(FakeBackend("xcomet")) as xcomet_url:
+        for command in commands.replace(OURS, url).replace(XCOMET, xcomet_url).splitlines():
+            _run(command, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "__example__"})
+    header, *rows = (tmp_path / "scores.tsv").read_text().splitlines()
+    assert header == "line\tmetricx\txcomet"
+    assert [row.split("\t")[0] for row in rows] == ["2", "3"] and "\t\t" not in "".join(rows)
 
 
 def test_the_command_with_a_judge(tmp_path):
@@ -81,12 +142,13 @@ def test_the_command_with_a_judge(tmp_path):
 
 
 def _run(command, folder):
-    words = [sys.executable, *shlex.split(command.replace("\\\n", " "))[1:]]
+    words = shlex.split(command.replace("\\\n", " "))
+    words = [sys.executable, *words[words.index("python") + 1 :]]
     subprocess.run(words, cwd=folder, check=True, env=_environment(), capture_output=True)
 
 
 def test_the_reward_definition(tmp_path):
-    definition, _ = YAML
+    (definition,) = blocks("yaml", "composite-rewards")
     (tmp_path / "reward.yaml").write_text(definition)
     checked = load_definition(tmp_path / "reward.yaml")
     assert list(checked.components) == ["xcomet", "metricx", "repetition"]
@@ -94,7 +156,7 @@ def test_the_reward_definition(tmp_path):
 
 
 def test_slime_s_settings(url):
-    _, text = YAML
+    (text,) = blocks("yaml", "other-trainers")
     flags = dict(re.findall(r"#   --(custom-[a-z-]+-path) (\S+)", text))
     assert flags.pop("custom-config-path") == "slime.yaml"
     paths = {flag.replace("-", "_"): path for flag, path in flags.items()}
@@ -135,4 +197,4 @@ def test_the_flags_of_the_adapter_s_server():
 
 
 def _environment():
-    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}
+    return os.environ | {"PYTHONPATH": str(ROOT)}
