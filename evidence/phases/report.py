@@ -136,13 +136,13 @@ def changes_table(by_arm: Results) -> str:
     for phase, columns in CHANGED.items():
         for column in columns:
             if changes := phases_of(by_arm, column, phase):
-                own, control = changes.values()
-                less = against(own, control)
+                rewarded, control = changes.values()
+                less = against(rewarded, control)
                 rows.append(
                     [
                         f"phase {phase}: {column}",
-                        _by_seed(own),
-                        _interval(seed_interval(list(own.values()))),
+                        _by_seed(rewarded),
+                        _interval(seed_interval(list(rewarded.values()))),
                         _by_seed(control),
                         "" if less is None else _interval(less),
                     ]

@@ -113,10 +113,10 @@ def tables(results: Results) -> str:
             f"{set_results['episodes']} episodes a policy. The mean of the seeds.",
             ends_table(results, set_results, main_only=number > 0),
         ]
-        for figure in list(SEED_FIGURES)[: 1 if number else None]:
-            arms = changes_of(results, set_results, SEED_FIGURES[figure])
+        for name in list(SEED_FIGURES)[: 1 if number else None]:
+            arms = changes_of(results, set_results, SEED_FIGURES[name])
             if arms := {arm: changes for arm, changes in arms.items() if len(changes) > 1}:
-                parts += [f"### {figure} on {title}: change from the start, seeds as the unit"]
+                parts += [f"### {name} on {title}: change from the start, seeds as the unit"]
                 parts += [seeds_table(arms, control)]
         if not number:
             parts += [f"### Changes on {title}, questions as the unit [95 %]"]

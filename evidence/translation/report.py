@@ -174,14 +174,14 @@ def reward_table(runs: Sequence[Run]) -> str:
     head += ["change in standard errors", f"{LEARNED:g} or more in each seed"]
     rows = []
     for title, arm_runs in _by_arm(runs).items():
-        own = [run["own_reward"] for run in arm_runs]
-        errors = [reward["errors"] for reward in own]
+        rewards = [run["own_reward"] for run in arm_runs]
+        errors = [reward["errors"] for reward in rewards]
         rows.append(
             [
                 title,
-                spread([reward["before"] for reward in own], 3),
-                spread([reward["after"] for reward in own], 3),
-                spread([reward["change"] for reward in own], 3, signs=True),
+                spread([reward["before"] for reward in rewards], 3),
+                spread([reward["after"] for reward in rewards], 3),
+                spread([reward["change"] for reward in rewards], 3, signs=True),
                 spread(errors, 1, signs=True),
                 "yes" if min(errors) >= LEARNED else "no",
             ]

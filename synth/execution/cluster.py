@@ -74,8 +74,8 @@ def with_absolute_answers(cfg: SynthConfig) -> SynthConfig:
 
     A URL of a Redis stays as it is.
     """
-    place = answers_place(cfg)
-    answers = place if "://" in place else str(Path(place).absolute())
+    location = answers_place(cfg)
+    answers = location if "://" in location else str(Path(location).absolute())
     return cfg.model_copy(update={"run": cfg.run.model_copy(update={"answers": answers})})
 
 
