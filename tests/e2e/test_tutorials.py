@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from scorekit.processes import end_with_parent
 from testing.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,7 @@ def test_the_commands_of_a_tutorial_show_what_its_page_says(page: Path, tmp_path
         cwd=tree,
         env=os.environ | environment,
         start_new_session=True,
+        preexec_fn=end_with_parent(),
     )
     try:
         code = process.wait(PATIENCE_S)
