@@ -38,9 +38,13 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the tables on the terminal."""
-    text = "\n\n".join([tables(results), *verdicts(results["runs"])])
-    Console(width=160).print(Markdown(text))  # its last lines say what the seeds show
+    """Print the tables on the terminal, and more than the page has.
+
+    The last lines say what the seeds show.
+    """
+    parts = [tables(results), "### Changes from the start, in paired standard errors"]
+    text = "\n\n".join([*parts, changes_table(results), *verdicts(results["runs"])])
+    Console(width=160).print(Markdown(text))
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -54,7 +58,7 @@ def write_page(results: dict[str, Any]) -> None:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return all tables, in Markdown."""
+    """Return the tables of the page, in Markdown."""
     parts = [
         wrapped(
             f"Held out: {results['turns']} turns of `demo/data/roleplay/final_test.jsonl`. Commit "
@@ -64,8 +68,6 @@ def tables(results: dict[str, Any]) -> str:
         *seed_tables(results["runs"]),
         "### Each reward, held out",
         rewards_table(results),
-        "### Changes from the start, in paired standard errors",
-        changes_table(results),
         "### What no reward looks at",
         others_table(results),
         f"### On names that are in no training (`{UNSEEN_NAMES.relative_to(ROOT)}`)",

@@ -53,7 +53,7 @@ COLUMNS = {
 }
 #: Columns of the sets behind the first.
 FEWER = ("reward", "NDCG", "judge", "gold seen", "turns", "searches", "forced")
-#: Figures of the tables by seeds.
+#: Figures with an interval over seeds. The page has a table of the first.
 SEED_FIGURES = {"reward": "reward_mean", "NDCG": "ndcg_mean"}
 #: Figures whose changes are told with an interval over questions.
 CHANGED = ("reward", "NDCG")
@@ -73,7 +73,9 @@ def show(results: Results) -> None:
     The last lines summarize each set.
     """
     parts = [tables(results)]
+    control = _title(results, CONTROL) if CONTROL in results["arms"] else ""
     for number, (name, set_results) in enumerate(results["sets"].items()):
+        parts += seed_parts(results, set_results, SETS[name].title, "NDCG", control)
         if number:
             parts += [f"### Changes on {SETS[name].title}, questions as the unit [95 %]"]
             parts += [changes_table(results, set_results)]
@@ -113,15 +115,23 @@ def tables(results: Results) -> str:
             f"{set_results['episodes']} episodes a policy. The mean of the seeds.",
             ends_table(results, set_results, main_only=number > 0),
         ]
-        for name in list(SEED_FIGURES)[: 1 if number else None]:
-            arms = changes_of(results, set_results, SEED_FIGURES[name])
-            if arms := {arm: changes for arm, changes in arms.items() if len(changes) > 1}:
-                parts += [f"### {name} on {title}: change from the start, seeds as the unit"]
-                parts += [seeds_table(arms, control)]
+        parts += seed_parts(results, set_results, title, "reward", control)
         if not number:
             parts += [f"### Changes on {title}, questions as the unit [95 %]"]
             parts += [changes_table(results, set_results)]
     return "\n\n".join(parts)
+
+
+def seed_parts(
+    results: Results, set_results: Results, title: str, figure: str, control: str
+) -> list[str]:
+    """Return a heading and a table of the arms with several seeds; an empty list without any."""
+    arms = changes_of(results, set_results, SEED_FIGURES[figure])
+    several = {arm: changes for arm, changes in arms.items() if len(changes) > 1}
+    if not several:
+        return []
+    heading = f"### {figure} on {title}: change from the start, seeds as the unit"
+    return [heading, seeds_table(several, control)]
 
 
 def verdicts(results: Results) -> list[str]:

@@ -59,13 +59,21 @@ class Metric(NamedTuple):
 
 CHRF = Metric("chrF", "chrf")
 METRICX = Metric("MetricX reward (5 - score)", "metricx_score", sign=-1)
-METRICS = (CHRF, METRICX, Metric("xCOMET", "xcomet_score", digits=3))
+#: Stats whose changes have a table on the page, and all of them.
+ON_PAGE = (CHRF, METRICX)
+METRICS = (*ON_PAGE, Metric("xCOMET", "xcomet_score", digits=3))
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the tables on the terminal. The last lines say what they say."""
+    """Print the tables on the terminal, and more than the page has.
+
+    The last lines say what they say.
+    """
     runs = runs_by_arm(results)
-    parts = [tables(results), *(verdict(runs, metric) for metric in METRICS)]
+    parts = [tables(results)]
+    for metric in METRICS[len(ON_PAGE) :]:
+        parts += [_changes_heading(metric), changes_table(runs, metric)]
+    parts += [verdict(runs, metric) for metric in METRICS]
     Console(width=160).print(Markdown("\n\n".join(parts)))
 
 
@@ -91,7 +99,7 @@ def runs_by_arm(results: dict[str, Any]) -> Runs:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return all tables in Markdown."""
+    """Return the tables of the page in Markdown."""
     runs = runs_by_arm(results)
     parts = [
         wrapped(
@@ -101,11 +109,14 @@ def tables(results: dict[str, Any]) -> str:
         "### Ends, mean of the seeds",
         ends_table(runs, results["start"]),
     ]
-    for metric in METRICS:
-        parts += [f"### {metric.title}: change from the start, seeds as the unit"]
-        parts += [changes_table(runs, metric)]
+    for metric in ON_PAGE:
+        parts += [_changes_heading(metric), changes_table(runs, metric)]
     parts += ["### Ages and importance weights, mean of the updates", weights_table(runs)]
     return "\n\n".join(parts)
+
+
+def _changes_heading(metric: Metric) -> str:
+    return f"### {metric.title}: change from the start, seeds as the unit"
 
 
 def ends_table(runs: Runs, start: dict[str, Any]) -> str:

@@ -39,12 +39,17 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the tables on the terminal."""
+    """Print the tables on the terminal, and more than the page has.
+
+    The last lines say what the seeds show.
+    """
     if _on_omissions(results):
         text = omission_tables(results)
     else:
-        text = "\n\n".join([tables(results), *verdicts(main_runs(results))])
-    Console(width=160).print(Markdown(text))  # its last lines say what the seeds show
+        runs = main_runs(results)
+        parts = [tables(results), "### Tokens that the start policy was penalised for"]
+        text = "\n\n".join([*parts, probe_table(runs), *verdicts(runs)])
+    Console(width=160).print(Markdown(text))
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -65,11 +70,9 @@ def _on_omissions(results: dict[str, Any]) -> bool:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Return all tables, in Markdown."""
+    """Return the tables of the page, in Markdown."""
     runs, start = main_runs(results), results["start"]
-    compared = [
-        run for run in runs if run["seed"] == 1 and run["arm"] in ("both", "shuffled", "spans")
-    ]
+    compared = [run for run in runs if run["seed"] == 1 and run["arm"] in ("both", "spans")]
     ablations = [run for run in results["runs"] if ARMS[run["arm"]].ablation]
     parts = [
         _headline(results),
@@ -78,8 +81,6 @@ def tables(results: dict[str, Any]) -> str:
         "### Quality on the held-out sources",
         quality_table(runs, start),
         *seed_tables(runs),
-        "### Tokens that the start policy was penalised for",
-        probe_table(runs),
         "### Where chrF changes: sources by what was wrong at the start",
         fault_table(runs),
         "### Ablations (seed 1)",
