@@ -123,14 +123,14 @@ def tables(results: Results) -> str:
 
 
 def seed_parts(
-    results: Results, set_results: Results, title: str, figure: str, control: str
+    results: Results, set_results: Results, title: str, name: str, control: str
 ) -> list[str]:
     """Return a heading and a table of the arms with several seeds; an empty list without any."""
-    arms = changes_of(results, set_results, SEED_FIGURES[figure])
+    arms = changes_of(results, set_results, SEED_FIGURES[name])
     several = {arm: changes for arm, changes in arms.items() if len(changes) > 1}
     if not several:
         return []
-    heading = f"### {figure} on {title}: change from the start, seeds as the unit"
+    heading = f"### {name} on {title}: change from the start, seeds as the unit"
     return [heading, seeds_table(several, control)]
 
 

@@ -38,7 +38,7 @@ class Block:
 
     commands: str
     files: dict[str, str] = field(default_factory=dict)
-    shown: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
 
 
 def blocks_of(text: str) -> list[Block]:
@@ -51,7 +51,7 @@ def blocks_of(text: str) -> list[Block]:
             blocks.append(Block(content, files))
             files = {}
         elif kind == "text":
-            blocks[-1].shown += content.splitlines()
+            blocks[-1].expected += content.splitlines()
         else:
             files[_FILE.findall(text[: match.start()])[-1]] = content
     assert not files, "no command follows the last Python file"
@@ -64,10 +64,10 @@ def with_free_ports(text: str) -> str:
     return _PORT.sub(lambda match: ports[match[0]], text)
 
 
-def missing_line(shown: list[str], output: str) -> str | None:
-    """Return the first shown line that does not appear in the output behind the ones before it."""
+def missing_line(expected: list[str], output: str) -> str | None:
+    """Return the first expected line that does not appear in the output behind the ones before it."""
     flat, position = _flat(output), 0
-    for line in shown:
+    for line in expected:
         parts = [re.escape(_flat(part)) for part in line.split("...")]
         match = re.compile(".*?".join(parts)).search(flat, position)
         if match is None:
@@ -139,7 +139,7 @@ def test_the_commands_of_a_tutorial_show_what_its_page_says(page: Path, tmp_path
     last = blocks[len(written) - 1].commands
     assert code == 0, f"exit code {code} in:\n{last}\nwhich printed:\n{written[-1][-4000:]}"
     for block, output in zip(blocks, written, strict=True):
-        line = missing_line(block.shown, output)
+        line = missing_line(block.expected, output)
         assert line is None, f"not shown: {line}\nby:\n{block.commands}\nwhich printed:\n{output}"
 
 
@@ -147,7 +147,7 @@ def test_the_commands_of_a_tutorial_show_what_its_page_says(page: Path, tmp_path
 def test_a_tutorial_says_what_its_commands_show_and_where_to_go_next(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)
-    assert len(blocks) >= 3 and sum(bool(block.shown) for block in blocks) >= 3
+    assert len(blocks) >= 3 and sum(bool(block.expected) for block in blocks) >= 3
     assert "## What you have seen" in text and "## Where to go next" in text
 
 
@@ -164,7 +164,7 @@ def test_a_page_becomes_blocks_with_files_and_shown_lines() -> None:
         "```bash\npython b.py http://localhost:8001\n```\n"
     )
     first, second = blocks_of(page)
-    assert first.commands == "a --port 8001 &\n" and first.shown == ["x"]
-    assert second.files == {"b.py": "c\n"} and second.shown == []
+    assert first.commands == "a --port 8001 &\n" and first.expected == ["x"]
+    assert second.files == {"b.py": "c\n"} and second.expected == []
     changed = with_free_ports(page)
     assert "8001" not in changed and len(set(re.findall(r"\d{5}", changed))) == 1
