@@ -65,7 +65,7 @@ def with_free_ports(text: str) -> str:
 
 
 def missing_line(expected: list[str], output: str) -> str | None:
-    """Return the first expected line that does not appear in the output behind the ones before it."""
+    """Return the first expected line that is not in the output behind the lines before it."""
     flat, position = _flat(output), 0
     for line in expected:
         parts = [re.escape(_flat(part)) for part in line.split("...")]
