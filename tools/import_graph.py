@@ -1,6 +1,6 @@
-"""Draw the packages and their imports in docs/explanation/architecture.md, computed from the files.
+"""List the packages and their imports in docs/explanation/architecture.md, computed from the files.
 
-`python -m tools.import_graph` updates the chart. `tests/unit/test_import_graph.py` checks that
+`python -m tools.import_graph` updates the table. `tests/unit/test_import_graph.py` checks that
 every file belongs to a box and that the imports between boxes have no cycle.
 """
 
@@ -203,33 +203,32 @@ def without_indirect(imports: ImportsByBox) -> ImportsByBox:
     }
 
 
-def mermaid_chart() -> str:
-    """Return the boxes and the imports between them as a Mermaid chart."""
-    ids = {
-        f"{system}/{box}": f"{system.replace('.', '_')}_{number}"
-        for system, boxes in SYSTEMS.items()
-        for number, box in enumerate(boxes)
-    }
-    lines = ["```mermaid", "flowchart TB"]
-    for system, boxes in SYSTEMS.items():
-        lines.append(f'  subgraph {system.replace(".", "_")} ["{system}"]')
-        lines += [f'    {ids[f"{system}/{box}"]}["{box}"]' for box in boxes]
-        lines.append("  end")
+def import_table() -> str:
+    """Return a Markdown table: each box, and what it imports directly.
+
+    A box of another system has that system's name before its own.
+    """
+    lines = ["| package | part | imports directly |", "|---|---|---|"]
     for box, imported in without_indirect(imports_by_box()).items():
-        lines += [f"  {ids[box]} --> {ids[other]}" for other in sorted(imported)]
-    return "\n".join([*lines, "```", ""])
+        system, _, label = box.partition("/")
+        names = [
+            other.removeprefix(f"{system}/").replace("/", ": ")
+            for other in sorted(imported, key=lambda other: (other.split("/")[0] != system, other))
+        ]
+        lines.append(f"| `{system}` | {label} | {'; '.join(names)} |")
+    return "\n".join(["", *lines, "", ""])
 
 
-def with_current_chart(text: str) -> str:
-    """Return the document's text with the chart computed from the current files."""
+def with_current_table(text: str) -> str:
+    """Return the document's text with the table computed from the current files."""
     before, _, after = text.partition(BEGIN)
-    return before + BEGIN + mermaid_chart() + END + after.partition(END)[2]
+    return before + BEGIN + import_table() + END + after.partition(END)[2]
 
 
 def main() -> int:
-    """Update the chart in the document."""
+    """Update the table in the document."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(with_current_chart(text), encoding="utf-8")
+    DOCUMENT.write_text(with_current_table(text), encoding="utf-8")
     return 0
 
 

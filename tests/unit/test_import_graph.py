@@ -1,4 +1,4 @@
-"""The chart in docs/explanation/architecture.md matches the imports of the files."""
+"""The table in docs/explanation/architecture.md matches the imports of the files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tools.import_graph import (
     box_of,
     find_modules,
     imports_by_box,
-    with_current_chart,
+    with_current_table,
     without_indirect,
 )
 
 
-def test_chart_is_current_and_has_no_cycle():
+def test_table_is_current_and_has_no_cycle():
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == with_current_chart(text), "update it: python -m tools.import_graph"
+    assert text == with_current_table(text), "update it: python -m tools.import_graph"
 
 
 def test_every_name_in_a_box_is_a_module_and_every_box_has_files():
