@@ -31,7 +31,7 @@ PACKAGES = (
     "tools",
     "tests",
 )
-GLOSSARY = ROOT / "docs/reference/glossary.md"
+NAMES_PAGE = ROOT / "docs/reference/names.md"
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
     {
@@ -66,8 +66,8 @@ class Finding:
 
 @cache
 def banned_names() -> frozenset[str]:
-    """Return the identifiers in the last table of docs/reference/glossary.md."""
-    table = GLOSSARY.read_text(encoding="utf-8").partition("| banned | use instead |")[2]
+    """Return the identifiers in the last table of docs/reference/names.md."""
+    table = NAMES_PAGE.read_text(encoding="utf-8").partition("| banned | use instead |")[2]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
     return frozenset(name.strip() for cell in cells for name in cell.split(","))
 

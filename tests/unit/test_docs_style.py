@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def test_a_page_has_one_title_and_says_something(path: Path) -> None:
     text = _BLOCK.sub("", path.read_text(encoding="utf-8"))
     assert len(re.findall(r"^# ", text, re.MULTILINE)) == 1
     assert sentences(text)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_name)
+def test_a_block_in_a_list_item_is_indented_by_four_spaces(path: Path) -> None:
+    """The website would end a list at a block with fewer, and number the next item 1."""
+    lines = _BLOCK.sub("```", path.read_text(encoding="utf-8")).splitlines()
+    pairs = pairwise(lines)
+    assert [line for before, line in pairs if not before and re.match(r" {1,3}\S", line)] == []
+    fences = re.findall(r"^( *)```", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert all(len(indent) in (0, 4) for indent in fences)
 
 
 def test_a_list_item_and_a_code_block_do_not_join_sentences() -> None:

@@ -1,4 +1,4 @@
-"""Names and docstrings of the code are plain, as docs/reference/glossary.md describes."""
+"""Names and docstrings of the code are plain, as docs/reference/names.md describes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check(package, limit, *, is_docstring):
     assert len(findings) == limit, f"the limit of {package} can fall to {len(findings)}"
 
 
-def test_the_glossary_lists_the_banned_names():
+def test_the_page_of_names_lists_the_banned_names():
     names = banned_names()
     assert {"found", "told", "one", "asked", "it"} <= names and len(names) > 80
     assert not names & {"sample", "src", "mt"}
