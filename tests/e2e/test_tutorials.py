@@ -235,9 +235,8 @@ def test_a_terminated_script_leaves_no_process(tmp_path: Path) -> None:
         wait_until(lambda: all((tmp_path / name).read_text().strip() for name in names))
         process.terminate()
         assert process.wait(PATIENCE_S) != 0
-        for name in names:
-            pid = int((tmp_path / name).read_text())
-            wait_until(lambda pid=pid: not alive(pid))
+        pids = [int((tmp_path / name).read_text()) for name in names]
+        wait_until(lambda: not any(map(alive, pids)))
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
