@@ -125,11 +125,14 @@ def tables(results: Results) -> str:
 def seed_parts(
     results: Results, set_results: Results, title: str, name: str, control: str
 ) -> list[str]:
-    """Return a heading and a table of the arms with several seeds; an empty list without any."""
+    """Return a heading and a table of the control and the arms with several seeds.
+
+    An empty list if no arm has several, or if the control is missing.
+    """
     arms = changes_of(results, set_results, SEED_FIGURES[name])
-    several = {arm: changes for arm, changes in arms.items() if len(changes) > 1}
-    if not several:
+    if all(len(changes) < 2 for changes in arms.values()):
         return []
+    several = {arm: c for arm, c in arms.items() if len(c) > 1 or arm == control}
     heading = f"### {name} on {title}: change from the start, seeds as the unit"
     return [heading, seeds_table(several, control)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -67,20 +67,24 @@ def assemble() -> dict[str, str | bytes]:
     """Return every file of the site's sources: path -> content.
 
     Raises UserError if mkdocs.yml lists a page that does not exist, or leaves out a generated one,
-    or if a page links to a file that does not exist.
+    if a page is both written and generated, or if one links to a file that does not exist.
     """
     files: dict[str, str | bytes] = {**generated_pages()}
+    generated = {*files}
     listed = navigation()
     unlisted = sorted(files.keys() - {*listed})
     if unlisted:
         raise UserError(f"mkdocs.yml: nav lacks the generated page {unlisted[0]}. Add it")
+    written = sorted(page for page in generated if (ROOT / "docs" / page).is_file())
+    if written:
+        raise UserError(f"docs/{written[0]}: is generated from the code. Remove the file")
     waiting = [source_of(page) for page in listed if page not in files] + [STYLE]
     seen = {*waiting}
     while waiting:
         source = waiting.pop()
         if not (ROOT / source).is_file():
             raise UserError(f"mkdocs.yml: nav lists {site_path(source)}, but there is no {source}")
-        content, targets = _page(source)
+        content, targets = _page(source, generated)
         files[site_path(source)] = content
         waiting += targets - seen
         seen |= targets
@@ -98,7 +102,7 @@ def source_of(page: str) -> str:
     return page if (ROOT / page).is_file() else f"docs/{page}"
 
 
-def _page(source: str) -> tuple[str | bytes, set[str]]:
+def _page(source: str, generated: Set[str]) -> tuple[str | bytes, set[str]]:
     """Return what the site shows of a file, and the files that it links to."""
     path = ROOT / source
     if source.endswith(_COPIED):
@@ -111,7 +115,7 @@ def _page(source: str) -> tuple[str | bytes, set[str]]:
         return f"{_UNINDEXED}# `{source}`\n\n````{language}\n{text}\n````\n", set()
     targets: set[str] = set()
     parts = re.split(r"(^```.*?^```\s*?$)", text, flags=re.MULTILINE | re.DOTALL)
-    parts[::2] = [_linked(part, source, targets) for part in parts[::2]]
+    parts[::2] = [_linked(part, source, generated, targets) for part in parts[::2]]
     return "".join(parts), targets
 
 
@@ -119,7 +123,7 @@ def _page(source: str) -> tuple[str | bytes, set[str]]:
 _UNINDEXED = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
-def _linked(text: str, source: str, targets: set[str]) -> str:
+def _linked(text: str, source: str, generated: Set[str], targets: set[str]) -> str:
     """Return text with its links turned into links of the site; add what they lead to."""
 
     def replace(match: re.Match[str]) -> str:
@@ -128,10 +132,9 @@ def _linked(text: str, source: str, targets: set[str]) -> str:
             return match[0]
         target = os.path.normpath(PurePosixPath(source).parent / link)
         page = target.removeprefix("docs/")
-        is_file = (ROOT / target).is_file()
-        if page.startswith(f"{REFERENCE}/") and not is_file:  # made from the code
+        if page in generated:
             target = page
-        elif not is_file:
+        elif not (ROOT / target).is_file():
             raise UserError(f"{source}: links to {link}, which is no file")
         else:
             targets.add(target)

@@ -262,7 +262,7 @@ class RLConfig(Config):
         0.05,
         ge=0,
         description="Weight of the KL divergence to the frozen reference model: how strongly the "
-        "policy is kept close to it; 0: no reference model.",
+        "policy is kept close to it; 0: no reference model, unless stop.kl_ceiling needs one.",
     )
     kl_estimator: Literal["k1", "k2", "k3"] = may_change(
         "k2",
@@ -274,7 +274,7 @@ class RLConfig(Config):
         "loss",
         description="How the KL keeps the policy close to the reference. loss: as a term of the "
         "loss. reward: a token's KL is a penalty on that token and on all before it, which is part "
-        "of the advantages and is normalized with them.",
+        "of the token rewards (see advantage_norm).",
     )
     entropy_coef: float = Field(
         0.0, ge=0, description="Weight of a bonus for entropy, against too certain a policy."

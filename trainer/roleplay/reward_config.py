@@ -38,8 +38,8 @@ class RewardConfig(Config):
     player_name_rule: Literal["subject", "literal"] = Field(
         "subject",
         description="When the player's name has a penalty. subject: as subject or topic of a "
-        "clause that the narration tells as a fact. literal: before any particle, anywhere in the "
-        "reply.",
+        "clause that the narration tells as a fact. literal: anywhere in the reply, before a "
+        "particle.",
     )
 
     echo_guard: bool = Field(

@@ -15,7 +15,16 @@ from demo.search.loop.knowing import NAME as KNOWING
 from demo.search.loop.knowing import KnowingAnswerer, is_known
 from evidence.search.arms import ARMS, COMMON, CONFIG, Plan, make_plan
 from evidence.search.control import by_chance, by_row, deal, dealing
-from evidence.search.report import BEGIN, END, PAGE, flat_table, picture_of, tables, verdicts
+from evidence.search.report import (
+    BEGIN,
+    END,
+    PAGE,
+    flat_table,
+    picture_of,
+    seed_parts,
+    tables,
+    verdicts,
+)
 from evidence.search.runs import Job, measured_path, services_of, start_path
 from evidence.search.sets import HELD_OUT, SETS
 from evidence.search.summary import FIGURES, changes, summarise
@@ -265,6 +274,21 @@ def test_runs_become_tables_and_a_picture(tmp_path, monkeypatch):
     assert of_final in verdicts(summary)[0]
     assert "| both rewards | 2.0 |" in flat_table(summary)
     assert picture_of(summary) is not None
+
+
+def test_a_control_with_one_seed_stands_in_the_table_of_seeds():
+    seeds = {"both": [1, 2], "ppo": [1], "shuffled": [1]}
+    arms = {
+        name: {"seeds": numbers, "of_seeds": [{"reward_mean": seed / 8} for seed in numbers]}
+        for name, numbers in seeds.items()
+    }
+    results = {"arms": {name: {"title": name.upper()} for name in seeds}}
+    _, table = seed_parts(results, {"arms": arms}, "final_test", "reward", "SHUFFLED")
+    _, _, both, control = table.splitlines()
+    assert both.startswith("| BOTH | +0.125, +0.250 |") and "+0.000 (one seed)" in both
+    assert control.startswith("| SHUFFLED | +0.125 | +0.125 (one seed) |")
+    without = {name: arm for name, arm in arms.items() if name != "shuffled"}
+    assert seed_parts(results, {"arms": without}, "final_test", "reward", "") == []
 
 
 def test_the_page_holds_what_the_results_say():

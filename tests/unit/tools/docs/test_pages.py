@@ -50,6 +50,28 @@ def test_a_link_to_no_file_is_an_error(tree: Path) -> None:
         assemble()
 
 
+def test_a_link_to_no_generated_page_is_an_error(tree: Path) -> None:
+    (tree / "docs/index.md").write_text("[gone](reference/gone.md)\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"docs/index\.md: links to reference/gone\.md"):
+        assemble()
+
+
+def test_a_written_page_of_the_reference_stands_beside_generated_ones(tree: Path) -> None:
+    (tree / "docs/reference").mkdir()
+    (tree / "docs/reference/protocol.md").write_text("[errors](errors.md)\n", encoding="utf-8")
+    (tree / "docs/index.md").write_text("[protocol](reference/protocol.md#a)\n", encoding="utf-8")
+    files = assemble()
+    assert files["index.md"] == "[protocol](reference/protocol.md#a)\n"
+    assert files["reference/protocol.md"] == "[errors](errors.md)\n"
+
+
+def test_no_written_page_hides_a_generated_one(tree: Path) -> None:
+    (tree / "docs/reference").mkdir()
+    (tree / "docs/reference/errors.md").write_text("# Mine\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"docs/reference/errors\.md: is generated"):
+        assemble()
+
+
 @pytest.mark.parametrize(
     ("nav", "message"),
     [
