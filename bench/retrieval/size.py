@@ -45,7 +45,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
     page_vectors, query_vectors = encoded_pages(count, queries)
     yield from compare_sides(f"{count:,} pages of real sentences", page_vectors, query_vectors)
     # As many vectors as page images have, and as few as pooled ones have.
-    for count, vectors in ((1_000, 30),) if quick else ((1_000, 700), (10_000, 100)):
+    for count, vectors in ((1_000, 30),) if quick else ((1_000, 700), (10_000, 100), (30_000, 100)):
         pages = ClusteredPages(count, vectors)
         name = f"{count:,} pages of about {vectors} clustered vectors"
         yield from compare_sides(name, pages, [pages.query(k) for k in range(queries)])
