@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from scorekit.errors import UserError
-from services.retriever.backends.approximate import Candidates, build_candidates
+from services.retriever.backends.approximate import (
+    Candidates,
+    build_candidates,
+    search_settings,
+)
 from services.retriever.backends.vectors import PackedVectors, of_length_one, pack
 from services.retriever.index.store import digest_of
 
@@ -42,6 +46,13 @@ def queries(index, count=20):
         of_length_one(page + 0.2 * draw.standard_normal(page.shape)).astype(np.float32)
         for page in (pages[k] for k in draw.integers(0, len(pages), count))
     ]
+
+
+def test_a_query_searches_the_same_share_of_a_larger_index():
+    small = search_settings(lists=1_000, vectors=250_000, pages=2_000)
+    assert (small["probes"], small["neighbors"], small["candidates"]) == (32, 4096, 400)
+    large = search_settings(lists=12_000, vectors=36_000_000, pages=90_000)
+    assert (large["probes"], large["neighbors"], large["candidates"]) == (200, 140_625, 3_600)
 
 
 def test_the_best_pages_are_found_and_their_scores_are_exact(index, searched):
