@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.text.numbers import compare_numbers, expected_numbers
@@ -91,6 +91,8 @@ def chinese(value: int) -> str:
 WORDS = {"en": english, "de": german, "ko": lambda value: korean(value) + " 명", "zh": chinese}
 
 
+@example(value=4_001_000_000, pair=("de", "en"))  # "vier Milliarden eine Million"
+@example(value=1_001_001_001, pair=("en", "de"))
 @given(
     value=st.one_of(st.integers(11, 9999), st.integers(11, 10**12 - 1)),
     pair=st.sampled_from([(a, b) for a in WORDS for b in WORDS if a != b]),
