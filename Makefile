@@ -93,10 +93,14 @@ demo-search: setup ## evidence in document pages: PDFs to an index, a small sear
 demo-loop: setup ## rounds of that searcher: wrong references found, what is hard played again, the best learned (10 minutes)
 	$(PY) -m demo.search.loop
 
-# As many processes as cores: these tests wait for nothing.
-test-unit: WORKERS = $(shell nproc)
-test-unit: setup ## the pure tests: no server, no training (78 to 99 s on 2 cores)
-	$(PY) $(PYTEST_MANY) tests/unit
+# Two runs side by side, since each loads only what its own tests import. As many processes as cores in all: these
+# tests wait for nothing.
+UNIT_TRAINER = $(addprefix tests/unit/,bench demo evidence synth trainer)
+test-unit: setup ## the pure tests: no server, no training (79 s on 2 cores)
+	@half=$$(($$(nproc) / 2)); [ $$half -gt 1 ] || half=0; mkdir -p runs; \
+	$(PY) -m pytest -n $$half --dist worksteal $(UNIT_TRAINER) >runs/test-unit.log 2>&1 & trainer=$$!; \
+	code=0; $(PY) -m pytest -n $$half --dist worksteal tests/unit $(addprefix --ignore=,$(UNIT_TRAINER)) || code=$$?; \
+	wait $$trainer || code=$$?; cat runs/test-unit.log; exit $$code
 
 test-changed: setup ## the tests of what differs from a commit (BASE=HEAD), by name and by imports
 	tests="$$($(PY) -m tools.tests_of --changed --base $(BASE))"; $(PY) $(PYTEST_MANY) -m "$(QUICK)" $$tests
