@@ -126,7 +126,7 @@ test-openenv: setup env-openenv ## search environments in OpenEnv's own server a
 test-verifiers: setup env-verifiers ## our tasks for verifiers, in its own loaders and loops (a minute)
 	$(PY) -m pytest -m verifiers
 
-test-docs: docs ## the site, its pages, and every command of the tutorials (8 minutes)
+test-docs: docs ## the site, its pages, and every command of the tutorials (4 minutes)
 	$(PY) $(PYTEST_MANY) tests/e2e/test_tutorials.py tests/unit/test_docs.py tests/unit/test_docs_style.py tests/unit/tools/docs
 
 test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side: one waits while another works
