@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,6 +144,7 @@ def _run(blocks: list[Block], tree: Path, outputs: Path, env: dict[str, str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the tutorials use curl")
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_the_commands_of_a_tutorial_show_what_its_page_says(page: Path, tmp_path: Path) -> None:
     tree, outputs = tmp_path / "scorekit", tmp_path / "outputs"
