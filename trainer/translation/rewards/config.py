@@ -90,7 +90,7 @@ class RewardConfig(Config):
         5.0, description="The MetricX reward is this number minus the score (0 best, 25 worst)."
     )
     w_metricx: float = Field(
-        1.0, ge=0, description="Weight of the MetricX reward; 0: asked in evaluations only."
+        1.0, ge=0, description="Weight of the MetricX reward; 0: scored in evaluations only."
     )
     xcomet_urls: Urls = may_change(
         default_factory=list,
