@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -18,6 +19,9 @@ from hypothesis import settings
 
 from scorekit.net.tls import ssl_context
 
+# To load the tests makes a million objects that stay. The garbage collector would look through them
+# again and again, for half of the time; so it is off until they are loaded, and leaves them out.
+gc.disable()
 # No test depends on time, nor on how busy the machine is.
 settings.register_profile("scorekit", deadline=None, max_examples=50)
 settings.load_profile("scorekit")
@@ -66,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage of the tests, and leave out what was loaded for them."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
