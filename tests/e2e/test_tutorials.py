@@ -103,10 +103,11 @@ def _script(blocks: list[Block], folder: Path) -> str:
     """Return a script of all blocks that ends at the first command that fails.
 
     A command before a pipe counts, too. The output of block k is the file k of the folder. All
-    processes of the group end with the script, also if it is terminated. A server has more time to
+    processes of the group end with the script, also if it is terminated. They are told again until
+    they have ended: a process that was forked just now may lose a signal. A server has more time to
     start than a reader waits for it: other tests run beside it.
     """
-    end = 'code=$?; trap "" TERM; kill 0; wait; exit $code'
+    end = 'code=$?; trap "" TERM; while kill 0; [ "$(jobs -r)" ]; do sleep 0.5; done; exit $code'
     lines = ["set -e -o pipefail", f"trap '{end}' EXIT"]
     for index, block in enumerate(blocks):
         commands = _RETRIES.sub("--retry 300", block.commands)
@@ -235,6 +236,8 @@ def test_a_terminated_script_leaves_no_process(tmp_path: Path) -> None:
     try:
         wait_until(lambda: all((tmp_path / name).is_file() for name in names))
         wait_until(lambda: all((tmp_path / name).read_text().strip() for name in names))
+        # A signal that comes before bash waits for the command takes effect after the command.
+        wait_until(lambda: "(bash) S" in Path(f"/proc/{process.pid}/stat").read_text())
         process.terminate()
         assert process.wait(PATIENCE_S) != 0
         pids = [int((tmp_path / name).read_text()) for name in names]

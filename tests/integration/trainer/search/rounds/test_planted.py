@@ -29,7 +29,6 @@ from trainer.search.rounds.loop import run_loop
 from trainer.search.rounds.steps import StepRecord, Steps
 
 ROOT = Path(__file__).parents[5]
-COUNT = 30
 #: Kind -> (what verifier and generator answer, the pages that the right episode sees).
 KINDS: Mapping[str, tuple[tuple[str, str], Sequence[str]]] = {
     "wrong": (("15", "15"), ["deck_1"]),
@@ -45,13 +44,13 @@ def servers() -> Iterator[VerifyServers]:
         yield running
 
 
-def questions() -> list[Question]:
+def questions(count: int) -> list[Question]:
     return [
         make_question(
             f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12"
         )
         for kind in KINDS
-        for n in range(COUNT)
+        for n in range(count)
     ]
 
 
@@ -102,13 +101,18 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("count", [6, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verified_first", [True, False], ids=["as it is", "verified late"])
 def test_what_the_rounds_condemn_reaches_no_row(
-    verified_first: bool, tmp_path: Path, servers: VerifyServers, monkeypatch: pytest.MonkeyPatch
+    verified_first: bool,
+    count: int,
+    tmp_path: Path,
+    servers: VerifyServers,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule
-    chooses."""
-    question_rows = questions()
+    chooses. count: questions of each kind."""
+    question_rows = questions(count)
     for question_row in question_rows:
         monkeypatch.setitem(SAID, question_row.id, KINDS[question_row.id.partition("-")[0]][0])
     model = save_model(tmp_path / "model", READING)
@@ -158,7 +162,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
     out = tmp_path / "out"
     rows = kept_rows(out / "04-round2/rewrite")
     assert {row["question_id"].partition("-")[0] for row in rows} == {"good"}
-    assert len({row["question_id"] for row in rows}) == COUNT
+    assert len({row["question_id"] for row in rows}) == count
     sft_data = load(out / "04-round2/sft.yaml")["data"]
     assert sft_data["train"] == str(out / "04-round2/rewrite/rows.jsonl")
     assert sft_data["record"] == str(out / "04-round2/verify/record.jsonl")
