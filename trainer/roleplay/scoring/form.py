@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.roleplay.reply import ParsedReply
-from trainer.roleplay.scoring.roles import NO_TOKENS, SpecialTokens, marker_kinds
+from trainer.roleplay.scoring.roles import marker_kinds
 from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
@@ -19,7 +19,7 @@ STATS = (
 _SWAPPED, _ONE_PART = 0.6, 0.3
 
 
-def score_form(context: ReplyContext, special: SpecialTokens = NO_TOKENS) -> ReplyScore:
+def score_form(context: ReplyContext, special: frozenset[str]) -> ReplyScore:
     """Return the score of `reward_format`."""
     reply = context.reply
     has_two_lines = len(reply.lines) == 2 and not reply.too_long
