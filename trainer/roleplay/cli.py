@@ -229,16 +229,13 @@ def _reasons(dropped: Sequence[Any]) -> str:
 
 
 def _show(train: Sequence[Any], held_out: Sequence[Any], dropped: Sequence[Any]) -> None:
-    from trainer.roleplay.data import missing_fact_counts
+    from trainer.roleplay.data import missing_facts
     from trainer.roleplay.prepare import REASONS
 
     table = Table("", "rows", "scenarios", "without a value")
     for name, turns in (("train", train), ("eval", held_out)):
-        missing = ", ".join(
-            f"{field} {count}" for field, count in missing_fact_counts(turns).items()
-        )
         scenarios = len({turn.scenario for turn in turns})
-        table.add_row(name, f"{len(turns):,}", f"{scenarios:,}", missing or "-")
+        table.add_row(name, f"{len(turns):,}", f"{scenarios:,}", missing_facts(turns) or "-")
     for reason, count in Counter(dropped_turn.reason for dropped_turn in dropped).most_common():
         table.add_row("dropped", f"{count:,}", "", f"{reason}: {REASONS[reason]}")
     Console().print(table)

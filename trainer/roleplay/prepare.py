@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,9 +168,8 @@ def split(
     Which ones depends on their names and the seed only. Raises UserError if there is only one
     group.
     """
-    groups: dict[str, list[RoleplayTurn]] = defaultdict(list)
-    for turn in turns:
-        groups[str(getattr(turn, by) or turn.dialogue)].append(turn)
+    names = [str(getattr(turn, by) or turn.dialogue) for turn in turns]
+    groups = Counter(names)
     if ratio == 0:
         return list(turns), []
     if len(groups) < 2:
@@ -185,13 +184,10 @@ def split(
         if not below(count, ratio * len(turns)):
             break
         held_out_groups.add(name)
-        count += len(groups[name])
-    flagged_turns = [
-        (str(getattr(turn, by) or turn.dialogue) in held_out_groups, turn) for turn in turns
-    ]
-    return [turn for is_held_out, turn in flagged_turns if not is_held_out], [
-        turn for is_held_out, turn in flagged_turns if is_held_out
-    ]
+        count += groups[name]
+    pairs = list(zip(names, turns, strict=True))
+    train = [turn for name, turn in pairs if name not in held_out_groups]
+    return train, [turn for name, turn in pairs if name in held_out_groups]
 
 
 def write_prepared(

@@ -173,8 +173,9 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
             probe.info()
     except (ServiceUnreachable, RequestError, UserError) as error:
         raise UserError(f"reward.embedding_model: {error}") from None
-    own = {} if server is None else {"exit_reason": server.exit_reason}
-    return Embeddings(address, batch_size=cfg.embedding_batch_size, **own)
+    if server is None:
+        return Embeddings(address, batch_size=cfg.embedding_batch_size)
+    return Embeddings(address, batch_size=cfg.embedding_batch_size, exit_reason=server.exit_reason)
 
 
 def _calibration(

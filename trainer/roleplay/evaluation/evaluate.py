@@ -11,16 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from scorekit.rewards.local_rules import chrf
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf
+from trainer.roleplay.evaluation.diagnostics import copied, repeated
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
 from trainer.roleplay.evaluation.stats import compute_stats
 from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
+from trainer.roleplay.scoring.inputs import COLUMNS
 from trainer.roleplay.turn import RoleplayTurn
 
 _SEED = 0  # of replies that are sampled
@@ -127,10 +129,7 @@ def score_lines(
                 "scenario": turn.scenario,
                 "user": turn.user_turn,
                 "completion": reply.text,
-                "reference": turn.reference,
-                "player_name": turn.player_name,
-                "character_name": turn.character_name,
-                "speech_level": turn.speech_level,
+                **{name: getattr(turn, name) for name in COLUMNS},
                 "reward": total(scored, cfg),
                 "rewards": {name: score.value for name, score in scored.items()},
                 "components": {
@@ -140,7 +139,7 @@ def score_lines(
                 "tokens": len(reply.ids),
                 "finish_reason": "eos" if reply.is_complete else "length",
                 "characters": len(reply.text),
-                "chrf": sentence_chrf(reply.text, turn.reference),
+                "chrf": chrf({"mt": reply.text, "ref": turn.reference}),
                 "copied_user": copied(reply.text, turn.user_turn),
                 "copied_reference": copied(reply.text, turn.reference),
                 "repeated": repeated(reply.text),

@@ -16,13 +16,7 @@ from trainer.chat.template_check import Finding, check_template, refuse_errors
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.data import (
-    columns_of,
-    in_both,
-    load_held_out,
-    load_train,
-    missing_fact_counts,
-)
+from trainer.roleplay.data import columns_of, in_both, load_held_out, load_train, missing_facts
 from trainer.roleplay.evaluation.evaluate import prompt_ids, sample_replies
 from trainer.roleplay.rendering import fitting_turns
 from trainer.roleplay.rewards import REWARDS
@@ -42,8 +36,7 @@ def read_turns(
     held_out = held_out_turns(cfg, tokenizer)
     if overlap := in_both(train, held_out):
         log.warning("%s", overlap)
-    missing = ", ".join(f"{field} {count}" for field, count in missing_fact_counts(train).items())
-    if missing:
+    if missing := missing_facts(train):
         log.warning(
             "data.train: of %d turns some have no value for these fields, whose rewards are then "
             "neutral: %s",

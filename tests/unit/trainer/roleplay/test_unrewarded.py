@@ -8,7 +8,7 @@ import torch
 from tests.kits.trainer.roleplay import write_policy
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy.loading import load_policy
-from trainer.roleplay.evaluation.diagnostics import copied, distinct, repeated, sentence_chrf
+from trainer.roleplay.evaluation.diagnostics import copied, distinct, repeated
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
 from trainer.roleplay.evaluation.stats import compute_stats, table
 
@@ -31,11 +31,9 @@ def test_what_is_said_again():
     assert repeated(" \n") is None
 
 
-def test_distinct_replies_and_chrf():
+def test_distinct_replies():
     assert distinct(["가", "가", " 가 ", "나"]) == 0.5
     assert distinct([]) is None
-    assert sentence_chrf("네, 가요.", "네, 가요.") == pytest.approx(100)
-    assert sentence_chrf("네, 가요.", None) is None
 
 
 def kl_by_hand(model, start, prompt, completion):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.rewards.local_rules import chrf
 from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.data import Example
 from trainer.translation.rewards.component import TextComponent
@@ -37,12 +38,10 @@ class ChrF(TextComponent):
 
     def value(self, rollout: TranslationRollout) -> float:
         """Return sacrebleu's sentence chrF. Raises UserError without a reference."""
-        if not rollout.ref_text:
+        score = chrf({"mt": rollout.completion_text, "ref": rollout.ref_text})
+        if score is None:
             raise UserError(f"{rollout.example_id}: no ref_text, and reward.w_chrf has a weight")
-        import sacrebleu
-
-        chrf = sacrebleu.sentence_chrf(rollout.completion_text, [rollout.ref_text])
-        return float(chrf.score)
+        return score
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return `chrf`, as the dump of an evaluation has it."""
