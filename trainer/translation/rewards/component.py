@@ -18,8 +18,9 @@ from trainer.translation.rollouts import TranslationRollout
 class RewardComponent:
     """A reward component: weight, request, formula and stats. Subclasses define them."""
 
-    #: Its key in `reward.terms`, if the config has no separate key for its weight.
+    #: Its key in `reward.terms`, if the config has no separate key for its weight (`weight_key`).
     name: str
+    weight_key: str | None = None
     #: The service whose answers it uses; None: it uses the text only.
     service: ServiceName | None = None
     #: The direction of that service's score that its formula assumes.
@@ -34,7 +35,9 @@ class RewardComponent:
     def weight(self, cfg: RewardConfig) -> float:
         """Return the weight; 0: it is not a part of the reward, and its service is not requested
         for it."""
-        return cfg.terms.get(self.name, 0.0)
+        if self.weight_key is None:
+            return cfg.terms.get(self.name, 0.0)
+        return float(getattr(cfg, self.weight_key))
 
     def inspect_text(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig

@@ -23,6 +23,7 @@ class ChrF(TextComponent):
     reference."""
 
     name = "chrf_reward"
+    weight_key = "w_chrf"
     optional = True
     table = (
         StatSpec(
@@ -31,10 +32,6 @@ class ChrF(TextComponent):
         StatSpec(key="chrf_reward_std", hidden_at=(None,), column="± chrf", form="6.2f"),
     )
     curves = (Curve(title="chrF of the samples (a reward)", keys=("chrf_reward_mean",)),)
-
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_chrf."""
-        return cfg.w_chrf
 
     def value(self, rollout: TranslationRollout) -> float:
         """Return sacrebleu's sentence chrF. Raises UserError without a reference."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.rewards.component import ScoreComponent, score_stat
-from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.judging import Judged
 from trainer.translation.rewards.reward_batch import VERDICT
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -16,6 +15,7 @@ class JudgeVerdict(ScoreComponent):
     """Component: w_judge times the score of a rubric."""
 
     name = "judge"
+    weight_key = "w_judge"
     service = VERDICT
     optional = True
     table = (
@@ -24,10 +24,6 @@ class JudgeVerdict(ScoreComponent):
         StatSpec(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None,)),
     )
     curves = (Curve.with_held_out("judge's score", "judge_score_mean"),)
-
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_judge."""
-        return cfg.w_judge
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score and verdict; {} if it was not requested."""

@@ -13,7 +13,7 @@ from trainer.translation.rewards.component import RewardComponent, coverage_stat
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import MQM
 from trainer.translation.rewards.sample_reward import SampleReward
-from trainer.translation.rewards.span_penalties import add_span_penalties
+from trainer.translation.rewards.span_penalties import SpanComponent
 from trainer.translation.rollouts import TranslationRollout
 
 
@@ -42,10 +42,11 @@ def _count_stat(key: str, title: str, column: str = "", *, in_console: bool = Fa
     )
 
 
-class MQMSpans(RewardComponent):
+class MQMSpans(SpanComponent):
     """Component: w_mqm_span times the penalty of each token inside a span of `mqm`."""
 
     name = "mqm_spans"
+    weight_key = "w_mqm_span"
     service = MQM
     higher_is_better = False
     optional = True
@@ -56,16 +57,6 @@ class MQMSpans(RewardComponent):
         StatSpec(key="mqm_coverage", title="MQM coverage", better="higher", hidden_at=(None,)),
     )
     curves = (Curve.with_held_out("MQM errors a segment", "mqm_spans_mean"),)
-
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_mqm_span, if any severity has a weight."""
-        return cfg.weight_of_spans(cfg.w_mqm_span)
-
-    def add_reward(
-        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
-    ) -> None:
-        """Record the token penalties, and which tokens the model has read."""
-        add_span_penalties(reward, rollout, cfg, MQM, cfg.w_mqm_span)
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples; {} if none was requested."""
