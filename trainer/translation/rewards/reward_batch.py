@@ -234,5 +234,10 @@ def _is_answer(result: Scored | Failed) -> bool:
 
 
 def _all_failed(count: int, message: str) -> list[Scored | Failed]:
-    error = WireError(type="upstream", message=message, retryable=True)
-    return [Failed(id=None, ok=False, error=error) for _ in range(count)]
+    return [failure("upstream", message, retryable=True) for _ in range(count)]
+
+
+def failure(type: str, message: str, *, retryable: bool) -> Failed:
+    """Return the result of a sample without a score."""
+    error = WireError(type=type, message=message, retryable=retryable)
+    return Failed(id=None, ok=False, error=error)

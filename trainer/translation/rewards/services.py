@@ -11,6 +11,7 @@ from typing import Any
 
 from scorekit.client import RemoteScorer
 from scorekit.client.replicas import check_agreement, check_service
+from scorekit.config import split_commas
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
@@ -367,7 +368,8 @@ def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
     if name == COMPOSITE:
         components = cfg.definition.components.values() if cfg.definition else ()
         return [url for component in components for url in component.service or ()]
-    return cfg.urls_of(host(name)) or _from_environment(host(name))
+    variable = f"{host(name).upper()}_URL"
+    return cfg.urls_of(host(name)) or split_commas(os.environ.get(variable, ""))
 
 
 def _threads(misc: MachineConfig) -> int:
@@ -380,8 +382,3 @@ def _threads(misc: MachineConfig) -> int:
 
 def _is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
-
-
-def _from_environment(name: ServiceName) -> list[str]:
-    value = os.environ.get(f"{name.upper()}_URL", "")
-    return [url.strip() for url in value.split(",") if url.strip()]
