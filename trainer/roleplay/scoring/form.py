@@ -37,16 +37,11 @@ def score_form(context: ReplyContext, special: frozenset[str]) -> ReplyScore:
         "format/narration": float(has_narration),
         "format/quote": float(has_quote),
         "format/in_order": float(is_ordered),
-        "format/text_beside_quote": float(_has_text_beside(reply)),
+        # a line with speech has other text, too
+        "format/text_beside_quote": float(len(reply.spoken) > reply.kinds.count("quote")),
         "format/role_marker": float(has_marker),
     }
     return ReplyScore(value, components, () if value == 1.0 else _reasons(reply, components))
-
-
-def _has_text_beside(reply: ParsedReply) -> bool:
-    """Return whether a line with speech has other text, too."""
-    num_quotes = sum(kind == "quote" for kind in reply.kinds)
-    return len(reply.spoken) > num_quotes
 
 
 def _reasons(reply: ParsedReply, components: dict[str, float]) -> tuple[str, ...]:

@@ -28,7 +28,9 @@ from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
 from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
     COMPOSITE,
+    SAMPLE_ERROR_TYPES,
     RewardBatch,
+    RewardFailure,
     Scores,
     ServiceName,
     Text,
@@ -158,20 +160,6 @@ class RewardClient:
         scorer = self._scorers.get(COMPOSITE)
         return scorer.infos if isinstance(scorer, CompositeScorer) else {}
 
-    @property
-    def is_failure_fatal(self) -> bool:
-        """Return whether a missing score ends the run."""
-        return self.cfg.on_failure == "fail"
-
-    def blame_source(
-        self,
-        name: ServiceName,
-        samples: Sequence[SampleForScoring],
-        results: list[Scored | Failed],
-    ) -> None:
-        """Replace text errors in `results` by source errors, if the source is the cause."""
-        self.sources.attribute(name, samples, results)
-
     def ask(self, name: ServiceName, samples: Sequence[SampleForScoring]) -> Future[RewardOutput]:
         """Send samples to a service and return the future.
 
@@ -195,8 +183,23 @@ class RewardClient:
         limit = self.cfg.max_input_length
         return min([*service_limits, *([limit] if limit else [])], default=None)
 
-    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
-        """Log a warning once if a model does not read much of what it scores."""
+    def settle(
+        self, name: ServiceName, samples: list[SampleForScoring], results: list[Scored | Failed]
+    ) -> None:
+        """Replace text errors in `results` by source errors, if the source is the cause.
+
+        Log a warning once if a model does not read much of what it scores. Raises RewardFailure if
+        a score with a weight is missing and `on_failure` is `fail`.
+        """
+        self._report_truncated(name, results)
+        if name not in self.needed:
+            return
+        self.sources.attribute(name, samples, results)
+        for result in results if self.cfg.on_failure == "fail" else ():
+            if isinstance(result, Failed) and result.error.type not in SAMPLE_ERROR_TYPES:
+                raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
+
+    def _report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
         flags = [is_truncated(result) for result in results if isinstance(result, Scored)]
         if name not in self._warned_truncated and sum(flags) > _MAX_TRUNCATED * len(flags):
             self._warned_truncated.add(name)
