@@ -182,15 +182,12 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     ]
     if not severities_by_segment:
         return []
-    num_spans = sum(map(len, severities_by_segment))
+    every = [severity for severities in severities_by_segment for severity in severities]
     counts = []
-    other_severities = {
-        severity for severities in severities_by_segment for severity in severities
-    }.difference(SEVERITIES)
-    for severity in (*SEVERITIES, *sorted(other_severities)):
-        spans = sum(severities.count(severity) for severities in severities_by_segment)
+    for severity in (*SEVERITIES, *sorted(set(every).difference(SEVERITIES))):
+        spans = every.count(severity)
         segments = sum(severity in severities for severities in severities_by_segment)
-        share = spans / num_spans if num_spans else None
+        share = spans / len(every) if every else None
         counts.append(SeverityCount(severity, spans, share, segments, len(severities_by_segment)))
     return counts
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.rewards import RewardDefinition, load_definition
+from trainer.translation.rewards.components.guards import GUARDS, guard_weight
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.guards import GUARDS, guard_weight
 from trainer.translation.rewards.services import configured_urls, scoring_config
 
 
