@@ -14,7 +14,7 @@ from typing import Any, Literal
 from scorekit.errors import UserError
 from scorekit.files import replacing_folder
 from scorekit.numeric.thresholds import below
-from trainer.roleplay.messages import WrongMessages, read_messages
+from trainer.roleplay.messages import ROLES, WrongMessages, read_messages
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell
 
@@ -76,8 +76,7 @@ def read_dialogue(row: Any, name: str, column: str) -> Dialogue:
         raise WrongMessages(f"expected an object of fields, not {type(row).__name__}")
     value = cell(row, column)
     if value is None and isinstance(row.get("assistant"), str):
-        roles = ("system", "user", "assistant")
-        value = [{"role": role, "content": row[role]} for role in roles if row.get(role)]
+        value = [{"role": role, "content": row[role]} for role in ROLES if row.get(role)]
     if value is None:
         raise WrongMessages(
             f"no {column} (the row has {', '.join(map(str, row))}). Name the column "

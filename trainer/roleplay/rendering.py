@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from scorekit.errors import UserError
@@ -10,7 +10,7 @@ from trainer.chat.config import ChatConfig
 from trainer.chat.render import render, use_template
 from trainer.rl.policy.tokens import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.turn import Message, RoleplayTurn
+from trainer.roleplay.turn import Message
 from trainer.runs.checkpoints.adapters import resolve_base_model
 
 
@@ -35,18 +35,3 @@ def prompt_tokens(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -
     """Return the number of tokens of the rendered prompt."""
     text = rendered_prompt(tokenizer, prompt, chat)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def fitting_turns(
-    turns: Iterable[RoleplayTurn], tokenizer: Any, chat: ChatConfig, max_prompt_length: int | None
-) -> tuple[list[RoleplayTurn], list[tuple[RoleplayTurn, int]]]:
-    """Return the turns whose prompt has at most this many tokens, and the others with their
-    lengths."""
-    fitting, overlong = [], []
-    for turn in turns:
-        length = prompt_tokens(tokenizer, turn.prompt, chat)
-        if max_prompt_length is not None and length > max_prompt_length:
-            overlong.append((turn, length))
-        else:
-            fitting.append(turn)
-    return fitting, overlong

@@ -36,6 +36,7 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
         **{
             key: value
             for component in displayed_components()
+            if component.is_shown([reward])
             for key, value in component.dump_fields(reward).items()
         },
         "error": reward.error,

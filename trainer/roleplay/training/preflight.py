@@ -18,7 +18,6 @@ from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of, in_both, load_held_out, load_train, missing_facts
 from trainer.roleplay.evaluation.evaluate import prompt_ids, sample_replies
-from trainer.roleplay.rendering import fitting_turns
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checkpoints.checkpoint import model_folder
@@ -59,12 +58,13 @@ def drop_overlong(
 
     Raises UserError if none remains, or if the config refuses the others.
     """
-    limit = cfg.data.max_prompt_length
-    accepted, overlong = fitting_turns(turns, tokenizer, cfg.chat, limit)
-    if overlong:
+    lengths = [len(ids) for ids in prompt_ids(turns, tokenizer, cfg)]
+    limit = cfg.data.max_prompt_length or max(lengths)
+    accepted = [turn for turn, length in zip(turns, lengths, strict=True) if length <= limit]
+    if len(accepted) < len(turns):
         message = (
-            f"{key}: {len(overlong)} of {len(turns)} prompts have more than "
-            f"data.max_prompt_length {limit} tokens (up to {max(n for _, n in overlong)})"
+            f"{key}: {len(turns) - len(accepted)} of {len(turns)} prompts have more than "
+            f"data.max_prompt_length {limit} tokens (up to {max(lengths)})"
         )
         if cfg.data.overlong_prompts == "refuse" or not accepted:
             raise UserError(

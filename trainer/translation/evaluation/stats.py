@@ -201,7 +201,8 @@ def component_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats
     """
     stats: Stats = {}
     for component in displayed_components():
-        stats |= component.stats(rewards, cfg)
+        if component.is_shown(rewards):
+            stats |= component.stats(rewards, cfg)
     stats["text_errors"] = sum(r.text_error is not None for r in rewards)
     stats["source_errors"] = sum(r.source_error is not None for r in rewards)
     for handling in ("truncated", "windowed", "skipped", "penalised"):

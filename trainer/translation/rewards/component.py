@@ -26,7 +26,7 @@ class RewardComponent:
     #: The direction of that service's score that its formula assumes.
     higher_is_better = True
     #: If True, a component without a weight has no column, and its service, which may charge for
-    #: each request, is not requested.
+    #: each request, is not requested. Without a request it has no stats and fields (`is_shown`).
     optional = False
     #: Its stats, in the order of display, and its charts.
     table: tuple[StatSpec, ...] = ()
@@ -60,9 +60,11 @@ class RewardComponent:
         """Return fields for a line of a dump of completions."""
         return {}
 
-    def is_requested(self, rewards: Sequence[SampleReward]) -> bool:
-        """Return whether its service was requested for one of these samples."""
-        return any(self.service in reward.services for reward in rewards)
+    def is_shown(self, rewards: Sequence[SampleReward]) -> bool:
+        """Return whether it has stats and fields: if its service is optional, only if that was
+        requested for one of these samples."""
+        is_optional = self.optional and self.service is not None
+        return not is_optional or any(self.service in reward.services for reward in rewards)
 
 
 class TextComponent(RewardComponent):
@@ -118,9 +120,7 @@ class ScoreComponent(RewardComponent):
         return mean_std(f"{self.service}_score", scores)
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-        """Return stats of the scored samples; {} if an optional service was not requested."""
-        if self.optional and not self.is_requested(rewards):
-            return {}
+        """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score(self.service)) is not None]
         return self.score_stats(scores, cfg) | coverage_stats(self.service, rewards)
 

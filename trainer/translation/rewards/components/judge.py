@@ -26,9 +26,7 @@ class JudgeVerdict(ScoreComponent):
     curves = (Curve.with_held_out("judge's score", "judge_score_mean"),)
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return score and verdict; {} if it was not requested."""
-        if VERDICT not in reward.services:
-            return {}
+        """Return score and verdict."""
         answer = reward.answers.get(VERDICT)
         verdict = answer.verdict.model_dump() if isinstance(answer, Judged) else None
         return {"judge_score": reward.score(VERDICT), "judge_verdict": verdict}

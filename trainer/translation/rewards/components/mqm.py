@@ -59,9 +59,7 @@ class MQMSpans(SpanComponent):
     curves = (Curve.with_held_out("MQM errors a segment", "mqm_spans_mean"),)
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-        """Return stats of the scored samples; {} if none was requested."""
-        if not self.is_requested(rewards):
-            return {}
+        """Return stats of the scored samples."""
         answers = _answers(rewards)
         return {
             **mean_std("mqm_score", [answer.score for answer in answers]),
@@ -71,9 +69,7 @@ class MQMSpans(SpanComponent):
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return score, spans and errors without a position; {} if it was not requested."""
-        if MQM not in reward.services:
-            return {}
+        """Return score, spans and errors without a position."""
         return {
             "mqm_score": reward.score(MQM),
             "mqm_spans": _plain(reward, "error_spans"),
@@ -116,9 +112,7 @@ class Omissions(RewardComponent):
             reward.token_rewards[-1] += cfg.w_omission * penalty
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-        """Return stats of the scored samples, before the weight; {} if none was requested."""
-        if not self.is_requested(rewards):
-            return {}
+        """Return stats of the scored samples, before the weight."""
         answers = _answers(rewards)
         return {
             "omissions_mean": mean_of([len(answer.omissions or ()) for answer in answers]),
@@ -126,8 +120,8 @@ class Omissions(RewardComponent):
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return the omitted parts of the source; {} if it was not requested."""
-        return {"omissions": _plain(reward, "omissions")} if MQM in reward.services else {}
+        """Return the omitted parts of the source."""
+        return {"omissions": _plain(reward, "omissions")}
 
 
 def _answers(rewards: Sequence[SampleReward]) -> list[Scored]:
