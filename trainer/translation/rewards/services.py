@@ -69,6 +69,7 @@ class RewardClient:
     ) -> None:
         """Collect the services that the config needs, and those that it offers.
 
+        caching: whether services use their score cache.
         only: open no other service.
         misc: device and threads of scorers in this process, unless their arguments set them.
         """
@@ -76,9 +77,14 @@ class RewardClient:
         self._device_args = (
             {} if misc is None else {"device": misc.device, "threads": _threads(misc)}
         )
-        self.scoring = scoring_config(cfg, caching=caching)
+        self.scoring = ScoringConfig(
+            batch_size=cfg.batch_size,
+            overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
+            max_input_length=cfg.max_input_length,
+            cache=caching,
+        )
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
-        self._urls = {name: urls for name in services() if (urls := configured_urls(cfg, name))}
+        self._urls = {name: urls for name in services() if (urls := _configured_urls(cfg, name))}
         if COMPOSITE in self.needed:
             self._urls.setdefault(COMPOSITE, [])
         unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
@@ -354,17 +360,7 @@ class RewardClient:
         return problems
 
 
-def scoring_config(cfg: RewardConfig, *, caching: bool = True) -> ScoringConfig:
-    """Return the options of the requests. caching: whether services use their score cache."""
-    return ScoringConfig(
-        batch_size=cfg.batch_size,
-        overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
-        max_input_length=cfg.max_input_length,
-        cache=caching,
-    )
-
-
-def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
+def _configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
     """Return the URLs of the config, or else of the environment.
 
     Those of a composite reward may be none: its rules may all be local."""
