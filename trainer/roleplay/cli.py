@@ -169,16 +169,20 @@ def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool
     if model is None:
         raise UserError("length limits require a tokenizer. Name its model (--model)")
     from trainer.chat.config import ChatConfig
+    from trainer.chat.render import render
     from trainer.rl.config import PolicyConfig
     from trainer.rl.policy.tokens import load_tokenizer
-    from trainer.roleplay.rendering import prompt_tokens
 
     tokenizer = load_tokenizer(PolicyConfig(path=model))
     chat = ChatConfig(enable_thinking=thinking)
-    return (
-        lambda prompt: prompt_tokens(tokenizer, prompt, chat),
-        lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
-    )
+
+    def text_tokens(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompt_tokens(prompt: Any) -> int:
+        return text_tokens(render(tokenizer, prompt, chat, generation_prompt=True))
+
+    return prompt_tokens, text_tokens
 
 
 def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +11,14 @@ import torch
 from torch import nn
 
 from scorekit.rewards.local_rules import chrf
+from trainer.chat.render import render
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.evaluation.diagnostics import copied, repeated
-from trainer.roleplay.evaluation.kl import kl_to_start, start_of
+from trainer.roleplay.evaluation.kl import kl_to_start
 from trainer.roleplay.evaluation.stats import compute_stats
-from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
 from trainer.roleplay.scoring.inputs import COLUMNS
@@ -73,11 +72,10 @@ def evaluate_policy(
     prompts = prompt_ids(turns, tokenizer, cfg)
     with preserve_rng_state(model, _SEED), autocast(device, cfg.misc.dtype):
         replies = sample_replies(prompts, model, tokenizer, cfg, evaluation=True)
-        with start_of(model, cfg.policy, device) if kl else nullcontext() as start:
+        kl_values: list[float | None] = [None] * len(turns)
+        if kl:
             completions = [reply.ids for reply in replies]
-            kl_values = (
-                kl_to_start(model, start, prompts, completions) if start else [None] * len(turns)
-            )
+            kl_values = kl_to_start(model, cfg.policy, device, prompts, completions)
     lines = [
         {**line, "kl_start": value}
         for line, value in zip(score_lines(turns, replies, cfg.reward), kl_values, strict=True)
@@ -88,8 +86,9 @@ def evaluate_policy(
 def prompt_ids(
     turns: Sequence[RoleplayTurn], tokenizer: Any, cfg: RoleplayConfig
 ) -> list[list[int]]:
-    """Return the prompts as the policy reads them."""
-    texts = [rendered_prompt(tokenizer, turn.prompt, cfg.chat) for turn in turns]
+    """Return the prompts as the policy reads them. Raises UserError if the template refuses
+    one."""
+    texts = [render(tokenizer, turn.prompt, cfg.chat, generation_prompt=True) for turn in turns]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
