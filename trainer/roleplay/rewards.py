@@ -284,17 +284,17 @@ def _similarities(
 
     The texts of both functions are embedded in the same requests.
     """
-    other_texts = [
-        context.user_turn if use == "grounded" else context.reference or "" for context in contexts
-    ]
+    if not contexts:
+        return []
     extra_texts = {
         text for context in contexts for text in (context.user_turn, context.reference or "")
     }
-    if not contexts:
-        return []
     similarity = _active_setting().similarity or _from_environment(os.getpid())
     pairs = [
-        (other, context.reply.raw_text)
-        for context, other in zip(contexts, other_texts, strict=True)
+        (
+            context.user_turn if use == "grounded" else context.reference or "",
+            context.reply.raw_text,
+        )
+        for context in contexts
     ]
     return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, extra_texts)]

@@ -71,8 +71,10 @@ def held_out_table(*evaluations: Mapping[str, Any]) -> list[StatSpec]:
     """Return the stats of `eval.metrics` that these have, by name."""
     better: dict[str, Any] = {}
     for values in evaluations:
-        for name in _metric_names(values):
-            better[name] = values.get(f"metric_{name}_better") or better.get(name)
+        for key in values:
+            if key.startswith("metric_") and key.endswith("_coverage"):
+                name = key.removeprefix("metric_").removesuffix("_coverage")
+                better[name] = values.get(f"metric_{name}_better") or better.get(name)
     return [
         StatSpec(
             key=f"metric_{name}_mean",
@@ -100,15 +102,6 @@ def metrics_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _metric_score(name: str, line: Mapping[str, Any]) -> float | None:
     score: float | None = line.get("metrics", {}).get(name, {}).get("score")
     return score
-
-
-def _metric_names(stats: Mapping[str, Any]) -> list[str]:
-    ending = "_coverage"
-    return [
-        key.removeprefix("metric_").removesuffix(ending)
-        for key in stats
-        if key.startswith("metric_") and key.endswith(ending)
-    ]
 
 
 class ExampleRanker(NamedTuple):
