@@ -15,8 +15,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import running_app, wait_ready
-from tests.kits.trainer.definitions import sequence_definition
-from tests.kits.trainer.rewards import reward_services
+from tests.kits.trainer.rewards import reward_services, sequence_definition
 from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
 from trainer.translation.config import TranslationConfig

@@ -7,8 +7,7 @@ from contextlib import closing
 import pytest
 
 from scorekit.rewards import SyncCompositeReward
-from tests.kits.trainer.definitions import sequence_definition
-from tests.kits.trainer.rewards import judge_service, reward_services
+from tests.kits.trainer.rewards import judge_service, reward_services, sequence_definition
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.services import RewardClient
