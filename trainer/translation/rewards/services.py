@@ -127,7 +127,7 @@ class RewardClient:
     def score(self, texts: Sequence[Text], services: Sequence[ServiceName] | None = None) -> Scores:
         """Score texts in batches, so that a failure affects only one of them.
 
-        Raises what `Group.result` does.
+        Raises what `SampleGroup.result` does.
         """
         batch = self.batch(services)
         groups = [
@@ -280,7 +280,7 @@ class RewardClient:
     ) -> RemoteScorer:
         """Return a client.
 
-        max_s: seconds of a request with its retries; default: `patience`.
+        max_s: seconds of a request with its retries; default: `deadline_s`.
         """
         max_s = max_s or self.deadline_s(name)
         limits = {
