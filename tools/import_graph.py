@@ -72,8 +72,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "reward components": "trainer.translation.rewards.component "
         "trainer.translation.rewards.components trainer.translation.rewards.span_penalties",
         "rewards": "trainer.translation.rewards.compute trainer.translation.rewards.services "
-        "trainer.translation.rewards.definition trainer.translation.rewards.screening "
-        "trainer.translation.collect trainer.translation.dumps",
+        "trainer.translation.rewards.screening trainer.translation.collect "
+        "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",
         "train, check": "trainer.translation.train trainer.translation.check "
         "trainer.translation.commands trainer.translation.tables",

@@ -169,16 +169,20 @@ def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool
     if model is None:
         raise UserError("length limits require a tokenizer. Name its model (--model)")
     from trainer.chat.config import ChatConfig
+    from trainer.chat.render import render
     from trainer.rl.config import PolicyConfig
     from trainer.rl.policy.tokens import load_tokenizer
-    from trainer.roleplay.rendering import prompt_tokens
 
     tokenizer = load_tokenizer(PolicyConfig(path=model))
     chat = ChatConfig(enable_thinking=thinking)
-    return (
-        lambda prompt: prompt_tokens(tokenizer, prompt, chat),
-        lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]),
-    )
+
+    def text_tokens(text: str) -> int:
+        return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompt_tokens(prompt: Any) -> int:
+        return text_tokens(render(tokenizer, prompt, chat, generation_prompt=True))
+
+    return prompt_tokens, text_tokens
 
 
 def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> Any:
@@ -229,16 +233,13 @@ def _reasons(dropped: Sequence[Any]) -> str:
 
 
 def _show(train: Sequence[Any], held_out: Sequence[Any], dropped: Sequence[Any]) -> None:
-    from trainer.roleplay.data import missing_fact_counts
+    from trainer.roleplay.data import missing_facts
     from trainer.roleplay.prepare import REASONS
 
     table = Table("", "rows", "scenarios", "without a value")
     for name, turns in (("train", train), ("eval", held_out)):
-        missing = ", ".join(
-            f"{field} {count}" for field, count in missing_fact_counts(turns).items()
-        )
         scenarios = len({turn.scenario for turn in turns})
-        table.add_row(name, f"{len(turns):,}", f"{scenarios:,}", missing or "-")
+        table.add_row(name, f"{len(turns):,}", f"{scenarios:,}", missing_facts(turns) or "-")
     for reason, count in Counter(dropped_turn.reason for dropped_turn in dropped).most_common():
         table.add_row("dropped", f"{count:,}", "", f"{reason}: {REASONS[reason]}")
     Console().print(table)

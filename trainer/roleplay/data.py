@@ -15,6 +15,7 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
+from trainer.roleplay.scoring.inputs import COLUMNS
 from trainer.roleplay.stated_facts import extract_facts, parse_level
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell, clean_cell, id_cell, parse_rows, read_rows, row_ids
@@ -76,12 +77,11 @@ def columns_of(turns: Sequence[RoleplayTurn]) -> dict[str, list[Any]]:
     return columns
 
 
-def missing_fact_counts(turns: Iterable[RoleplayTurn]) -> dict[str, int]:
-    """Return field -> number of turns without it, for the fields that rewards use (neutral
-    there)."""
-    fields = ("reference", "player_name", "character_name", "speech_level")
-    counts = Counter(field for turn in turns for field in fields if getattr(turn, field) is None)
-    return {field: counts[field] for field in fields if counts[field]}
+def missing_facts(turns: Iterable[RoleplayTurn]) -> str:
+    """Return the fields that rewards use (neutral without a value), each with the number of turns
+    without it; "" if there are none."""
+    counts = Counter(field for turn in turns for field in COLUMNS if getattr(turn, field) is None)
+    return ", ".join(f"{field} {counts[field]}" for field in COLUMNS if counts[field])
 
 
 def in_both(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) -> str:

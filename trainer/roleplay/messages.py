@@ -35,13 +35,9 @@ def read_messages(value: Any) -> tuple[Message, ...]:
     if not isinstance(value, Sequence) or not value:
         raise WrongMessages("expected a list of messages: [{role, content}, ...]")
     messages = tuple(_message(index, message) for index, message in enumerate(value))
-    late_system_turns = [
-        index for index, message in enumerate(messages) if message["role"] == "system" and index
-    ]
-    if late_system_turns:
-        raise WrongMessages(
-            f"message {late_system_turns[0]}: only the first message may be a system turn"
-        )
+    for index, message in enumerate(messages):
+        if index and message["role"] == "system":
+            raise WrongMessages(f"message {index}: only the first message may be a system turn")
     return messages
 
 

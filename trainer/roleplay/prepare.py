@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Literal
 from scorekit.errors import UserError
 from scorekit.files import replacing_folder
 from scorekit.numeric.thresholds import below
-from trainer.roleplay.messages import WrongMessages, read_messages
+from trainer.roleplay.messages import ROLES, WrongMessages, read_messages
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell
 
@@ -76,8 +76,7 @@ def read_dialogue(row: Any, name: str, column: str) -> Dialogue:
         raise WrongMessages(f"expected an object of fields, not {type(row).__name__}")
     value = cell(row, column)
     if value is None and isinstance(row.get("assistant"), str):
-        roles = ("system", "user", "assistant")
-        value = [{"role": role, "content": row[role]} for role in roles if row.get(role)]
+        value = [{"role": role, "content": row[role]} for role in ROLES if row.get(role)]
     if value is None:
         raise WrongMessages(
             f"no {column} (the row has {', '.join(map(str, row))}). Name the column "
@@ -168,9 +167,8 @@ def split(
     Which ones depends on their names and the seed only. Raises UserError if there is only one
     group.
     """
-    groups: dict[str, list[RoleplayTurn]] = defaultdict(list)
-    for turn in turns:
-        groups[str(getattr(turn, by) or turn.dialogue)].append(turn)
+    names = [str(getattr(turn, by) or turn.dialogue) for turn in turns]
+    groups = Counter(names)
     if ratio == 0:
         return list(turns), []
     if len(groups) < 2:
@@ -185,13 +183,10 @@ def split(
         if not below(count, ratio * len(turns)):
             break
         held_out_groups.add(name)
-        count += len(groups[name])
-    flagged_turns = [
-        (str(getattr(turn, by) or turn.dialogue) in held_out_groups, turn) for turn in turns
-    ]
-    return [turn for is_held_out, turn in flagged_turns if not is_held_out], [
-        turn for is_held_out, turn in flagged_turns if is_held_out
-    ]
+        count += groups[name]
+    pairs = list(zip(names, turns, strict=True))
+    train = [turn for name, turn in pairs if name not in held_out_groups]
+    return train, [turn for name, turn in pairs if name in held_out_groups]
 
 
 def write_prepared(

@@ -1,16 +1,13 @@
-"""The policy's tokenizer, and prompts rendered as the policy reads them."""
+"""The policy's tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from scorekit.errors import UserError
-from trainer.chat.config import ChatConfig
-from trainer.chat.render import render, use_template
+from trainer.chat.render import use_template
 from trainer.rl.policy.tokens import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.checkpoints.adapters import resolve_base_model
 
 
@@ -23,30 +20,3 @@ def open_tokenizer(cfg: RoleplayConfig) -> Any:
     # The inputs of a decoder; `generate` refuses others, and a folder may not define them
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return tokenizer
-
-
-def rendered_prompt(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> str:
-    """Return the text that a reply is sampled after. Raises UserError if the template refuses
-    it."""
-    return render(tokenizer, prompt, chat, generation_prompt=True)
-
-
-def prompt_tokens(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> int:
-    """Return the number of tokens of the rendered prompt."""
-    text = rendered_prompt(tokenizer, prompt, chat)
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def fitting_turns(
-    turns: Iterable[RoleplayTurn], tokenizer: Any, chat: ChatConfig, max_prompt_length: int | None
-) -> tuple[list[RoleplayTurn], list[tuple[RoleplayTurn, int]]]:
-    """Return the turns whose prompt has at most this many tokens, and the others with their
-    lengths."""
-    fitting, overlong = [], []
-    for turn in turns:
-        length = prompt_tokens(tokenizer, turn.prompt, chat)
-        if max_prompt_length is not None and length > max_prompt_length:
-            overlong.append((turn, length))
-        else:
-            fitting.append(turn)
-    return fitting, overlong

@@ -142,10 +142,5 @@ class ParsedReply:
         """Return all other text: lines without pairs, and without an open quotation at their
         start."""
         lines_without_speech = self._speech.sub(" ", "\n".join(self.lines)).split("\n")
-        return "\n".join(
-            line for line in map(self._without_open_quote, lines_without_speech) if line
-        )
-
-    def _without_open_quote(self, line: str) -> str:
-        line = line.strip()
-        return "" if line[:1] in self._marks else line
+        lines = map(str.strip, lines_without_speech)
+        return "\n".join(line for line in lines if line and line[0] not in self._marks)

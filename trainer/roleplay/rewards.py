@@ -8,7 +8,9 @@ Each returns a number in [0, 1] for each completion, before its weight. Prompts 
 texts, or lists of messages; of a prompt the last user turn is used, of a text all of it. The rows'
 columns are keyword arguments, each a list: `reference`, `player_name`, `character_name`,
 `speech_level` (polite, plain, 존댓말, 반말, ...); None, or no such column: the row has no value. A
-value that is no text or no known level, or a list of another length, is a UserError.
+value that is no text or no known level, or a list of another length, is a UserError. `log_metric`
+and `log_extra` are TRL's functions for a batch's stats and for columns of its table; without them
+nothing is logged.
 
 `configure` sets their configuration in this process. Without it they have defaults, and the two
 that use embeddings take server and anchors from REWARD_EMBEDDING_URL and REWARD_CALIBRATION.
@@ -29,26 +31,16 @@ from trainer.roleplay.calibration.anchors import Use
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.scoring import character, form, grounding, roles
 from trainer.roleplay.scoring.inputs import COLUMNS, read_replies
-from trainer.roleplay.scoring.roles import NO_TOKENS, SpecialTokens
 from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.stats import StatSpec, mean_of
 
-LogMetric = Callable[[str, float], Any]
-LogExtra = Callable[[str, list[Any]], Any]
-
-
 # -- the functions ---------------------------------------------------------------------------------
 
 
 def reward_format(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    log_metric: LogMetric | None = None,
-    log_extra: LogExtra | None = None,
-    **columns: Any,
+    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> list[float]:
     """Return the format reward: narration, then speech. Of the lines that are not blank:
 
@@ -59,16 +51,11 @@ def reward_format(
           the pair in its line, other than two lines, a role marker anywhere (see reward_role_split)
     0     neither
     """
-    return _rewarded("format", prompts, completions, columns, log_metric, log_extra)
+    return _rewarded("format", prompts, completions, columns)
 
 
 def reward_role_split(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    log_metric: LogMetric | None = None,
-    log_extra: LogExtra | None = None,
-    **columns: Any,
+    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> list[float]:
     """Return max(0, 1 - 0.45 * (kinds + acts)); 0 for a reply without a letter.
 
@@ -79,16 +66,11 @@ def reward_role_split(
     a line with a colon; with `player_name_rule: literal`, if it comes before such a particle
     anywhere. Ignored if the player has the character's name.
     """
-    return _rewarded("role_split", prompts, completions, columns, log_metric, log_extra)
+    return _rewarded("role_split", prompts, completions, columns)
 
 
 def reward_grounded_to_user(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    log_metric: LogMetric | None = None,
-    log_extra: LogExtra | None = None,
-    **columns: Any,
+    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> list[float]:
     """Return max(0, s - p); 0 if the user turn asks and s < 0.2.
 
@@ -97,16 +79,11 @@ def reward_grounded_to_user(
     p: 0.10 if `_ngram_overlap_ratio` > 0.70, 0.05 if it is > 0.55.
     With `reward.echo_guard` a reply that repeats the user turn and adds little gets 0.
     """
-    return _rewarded("grounded", prompts, completions, columns, log_metric, log_extra)
+    return _rewarded("grounded", prompts, completions, columns)
 
 
 def reward_character_consistency(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    log_metric: LogMetric | None = None,
-    log_extra: LogExtra | None = None,
-    **columns: Any,
+    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> list[float]:
     """Return (name + speech) / 2.
 
@@ -114,23 +91,18 @@ def reward_character_consistency(
     speech: the share of sentences at the row's level, among spoken sentences with a level; 0
     without any, or without speech; 0.5 if the row has no level.
     """
-    return _rewarded("character", prompts, completions, columns, log_metric, log_extra)
+    return _rewarded("character", prompts, completions, columns)
 
 
 def reward_reference_alignment(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    *,
-    log_metric: LogMetric | None = None,
-    log_extra: LogExtra | None = None,
-    **columns: Any,
+    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
 ) -> list[float]:
     """Return the scaled cosine of completion and reference.
 
     It is scaled between the anchors of `reference`, linear, clipped to [0, 1]; 0 for a completion
     that cannot be embedded, 0.5 if the row has no reference.
     """
-    return _rewarded("reference", prompts, completions, columns, log_metric, log_extra)
+    return _rewarded("reference", prompts, completions, columns)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -196,7 +168,7 @@ def weights_of(cfg: RewardConfig) -> list[float]:
 class _Setting:
     cfg: RewardConfig
     similarity: Similarity | None
-    special: SpecialTokens
+    special: frozenset[str]
 
 
 _setting: _Setting | None = None
@@ -215,21 +187,16 @@ def configure(
         raise UserError(
             "special_tokens: expected a list of tokens, not a text. Put it into a list."
         )
-    _setting = _Setting(cfg, similarity, SpecialTokens.from_tokens(special_tokens))
+    _setting = _Setting(cfg, similarity, roles.special_texts(special_tokens))
 
 
 def _active_setting() -> _Setting:
-    return _setting or _Setting(RewardConfig(), None, NO_TOKENS)
-
-
-def _similarity() -> Similarity:
-    """Return the similarity. Raises UserError if server or anchors are not configured."""
-    return _active_setting().similarity or _from_environment(os.getpid())
+    return _setting or _Setting(RewardConfig(), None, frozenset())
 
 
 @cache
 def _from_environment(pid: int) -> Similarity:
-    """Return the similarity of the environment variables.
+    """Return the similarity of the environment variables. Raises UserError if one is not set.
 
     pid: part of the cache key, because a client does not work in a forked process.
     """
@@ -269,24 +236,18 @@ def total(scored: Mapping[str, ReplyScore], cfg: RewardConfig | None = None) -> 
 
 
 def _rewarded(
-    short: str,
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    columns: Mapping[str, Any],
-    log_metric: LogMetric | None,
-    log_extra: LogExtra | None,
+    short: str, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[float]:
     """Return the values; send the mean of each component to `log_metric`, reasons to
     `log_extra`."""
     scored = _score(short, _read(prompts, completions, columns))
     reward = next(reward for reward in REWARDS if reward.short == short)
-    for stat in reward.components if log_metric else ():
-        mean = mean_of(
-            [score.components[stat.key] for score in scored if stat.key in score.components]
-        )
-        if mean is not None and log_metric:
-            log_metric(stat.key, mean)
-    if log_extra:
+    if log_metric := columns.get("log_metric"):
+        for stat in reward.components:
+            values = [s.components[stat.key] for s in scored if stat.key in s.components]
+            if values:
+                log_metric(stat.key, mean_of(values))
+    if log_extra := columns.get("log_extra"):
         log_extra(f"{short}/why", ["; ".join(score.reasons) for score in scored])
     return [score.value for score in scored]
 
@@ -323,17 +284,17 @@ def _similarities(
 
     The texts of both functions are embedded in the same requests.
     """
-    other_texts = [
-        context.user_turn if use == "grounded" else context.reference or "" for context in contexts
-    ]
+    if not contexts:
+        return []
     extra_texts = {
         text for context in contexts for text in (context.user_turn, context.reference or "")
     }
-    if not contexts:
-        return []
-    similarity = _similarity()
+    similarity = _active_setting().similarity or _from_environment(os.getpid())
     pairs = [
-        (other, context.reply.raw_text)
-        for context, other in zip(contexts, other_texts, strict=True)
+        (
+            context.user_turn if use == "grounded" else context.reference or "",
+            context.reply.raw_text,
+        )
+        for context in contexts
     ]
     return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, extra_texts)]

@@ -22,14 +22,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.numeric.vectors import cosine, vector_error
-from trainer.roleplay.calibration.anchors import (
-    CANARIES,
-    FILE,
-    Calibration,
-    Embedder,
-    Use,
-    read_calibration,
-)
+from trainer.roleplay.calibration.anchors import CANARIES, FILE, Calibration, Use, read_calibration
 from trainer.roleplay.calibration.fit import fit
 from trainer.roleplay.reply import can_be_embedded
 from trainer.roleplay.reward_config import RewardConfig
@@ -59,7 +52,7 @@ class Similarity:
     the texts of both.
     """
 
-    def __init__(self, embedder: Embedder, calibration: Calibration) -> None:
+    def __init__(self, embedder: Embeddings, calibration: Calibration) -> None:
         self.embedder = embedder
         self.calibration = calibration
         self._lock = threading.Lock()
@@ -84,6 +77,17 @@ class Similarity:
     def score(self, use: Use, cosine: float | None) -> float | None:
         """Return the score between the anchors, in [0, 1]; None for None."""
         return None if cosine is None else self.calibration.anchors(use).score(cosine)
+
+    def check_server(self) -> None:
+        """Raise ServiceUnreachable if another model answers."""
+        if problem := self.calibration.model_mismatch(self.embedder.info()):
+            raise self._mismatch_error(problem)
+        for text, vector in zip(CANARIES, self.embedder.embed(CANARIES), strict=True):
+            if isinstance(vector, SampleError):
+                raise vector
+            self._check(vector)
+            if problem := self.calibration.canary_mismatch(text, vector):
+                raise self._mismatch_error(problem)
 
     def _embedded(self, texts: set[str]) -> dict[str, Sequence[float] | None]:
         embeddable = sorted(text for text in texts if can_be_embedded(text))
@@ -141,8 +145,8 @@ def open_similarity(
     """
     embedder = reach(cfg, server)
     try:
-        calibration = _calibration(cfg, turns, folder, embedder, seed)
-        _check_server(embedder, calibration)
+        similarity = Similarity(embedder, _calibration(cfg, turns, folder, embedder, seed))
+        similarity.check_server()
     except (ServiceUnreachable, RequestError, SampleError) as error:
         embedder.close()
         raise UserError(f"reward.embedding_model: {error}") from None
@@ -150,8 +154,8 @@ def open_similarity(
         embedder.close()
         raise
     if folder is not None and not (folder / FILE).exists():
-        calibration.write(folder / FILE)
-    return Similarity(embedder, calibration)
+        similarity.calibration.write(folder / FILE)
+    return similarity
 
 
 def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
@@ -178,7 +182,7 @@ def _calibration(
     cfg: RewardConfig,
     turns: Sequence[RoleplayTurn] | None,
     folder: Path | None,
-    embedder: Embedder,
+    embedder: Embeddings,
     seed: int,
 ) -> Calibration:
     configured = read_calibration(cfg.calibration) if cfg.calibration else None
@@ -194,16 +198,3 @@ def _calibration(
             "reward.calibration: required. Name a calibration.json (see trainer roleplay calibrate)"
         )
     return fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
-
-
-def _check_server(embedder: Embedder, calibration: Calibration) -> None:
-    """Raise ServiceUnreachable if another model answers."""
-    similarity = Similarity(embedder, calibration)
-    if problem := calibration.model_mismatch(embedder.info()):
-        raise similarity._mismatch_error(problem)
-    for text, vector in zip(CANARIES, embedder.embed(CANARIES), strict=True):
-        if isinstance(vector, SampleError):
-            raise vector
-        similarity._check(vector)
-        if problem := calibration.canary_mismatch(text, vector):
-            raise similarity._mismatch_error(problem)

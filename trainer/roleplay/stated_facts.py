@@ -101,8 +101,10 @@ _STYLE = re.compile(
     r"(?:말투|어투|화법|speech(?: level| style)?|tone)[^:：\n]{0,12}[:：](?P<style>[^\n]{1,200})",
     re.I,
 )
-_POLITE = re.compile("존댓말|존대말|존대|높임말|경어|해요체|합쇼체|하십시오체")
-_PLAIN = re.compile(r"반말|해체(?!\w)|해라체")
+_LEVEL_PATTERNS: tuple[tuple[re.Pattern[str], SpeechLevel], ...] = (
+    (re.compile("존댓말|존대말|존대|높임말|경어|해요체|합쇼체|하십시오체"), "polite"),
+    (re.compile(r"반말|해체(?!\w)|해라체"), "plain"),
+)
 #: After the word and within its clause: a negation.
 _NOT = re.compile(
     r"[^.!?\n,;]{0,12}(?:(?:쓰|하|사용하|섞)지 ?(?:않|마|말)|금지|안 ?(?:쓴|써|씁|쓰)|말 ?것|"
@@ -193,15 +195,11 @@ def _stated(text: str) -> set[SpeechLevel]:
 
 
 def _levels(text: str) -> set[SpeechLevel]:
-    stated: set[SpeechLevel] = set()
-    levels: tuple[tuple[re.Pattern[str], SpeechLevel], ...] = (
-        (_POLITE, "polite"),
-        (_PLAIN, "plain"),
-    )
-    for pattern, level in levels:
-        if any(not _NOT.match(text, match.end()) for match in pattern.finditer(text)):
-            stated.add(level)
-    return stated
+    return {
+        level
+        for pattern, level in _LEVEL_PATTERNS
+        if any(not _NOT.match(text, match.end()) for match in pattern.finditer(text))
+    }
 
 
 def _only(values: set[T]) -> T | None:

@@ -21,10 +21,7 @@ _RESULTS = TypeAdapter(dict[str, list[Scored | Failed]])
 
 
 class PendingGroup:
-    """The samples of one prompt, and their scores when they are there.
-
-    was_stored: whether the scores were in the buffer.
-    """
+    """The samples of one prompt, and their scores when they are there."""
 
     def __init__(self, rollouts: list[TranslationRollout], stored: Scores | None = None) -> None:
         self.rollouts, self._stored = rollouts, stored

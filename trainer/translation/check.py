@@ -30,8 +30,8 @@ from trainer.translation.rewards.components import (
     weighted,
 )
 from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.guards import check_guards
 from trainer.translation.rewards.components.xcomet_spans import check_spans
-from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.reward_batch import ServiceName
 from trainer.translation.rewards.screening import check_sources
 from trainer.translation.rewards.services import RewardClient

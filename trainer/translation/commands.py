@@ -33,14 +33,15 @@ def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) ->
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: required. Set the examples to translate")
-    from trainer.runs.cli.tables import paired_table
+    from trainer.runs.cli.tables import paired_table, report_table
     from trainer.translation.evaluation.run import run_evaluation
-    from trainer.translation.tables import report_table
+    from trainer.translation.evaluation.stats import table
 
     for outcome in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {outcome.name}")
-        Console().print(report_table(outcome.evaluation.stats))
+        stats = outcome.evaluation.stats
+        Console().print(report_table(table(stats), stats))
         typer.echo(f"report: {outcome.page}")
         if outcome.earlier is None or outcome.groups is None:
             continue

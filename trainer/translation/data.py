@@ -113,15 +113,8 @@ def load_held_out(cfg: TranslationConfig) -> dict[str, list[Example]]:
 def load_set(cfg: TranslationConfig, name: str) -> list[Example]:
     """Return the examples of one set. Raises UserError."""
     eval_set = cfg.data.held_out[name]
-    return load_examples(
-        eval_set.path,
-        split=eval_set.split,
-        limit=cfg.eval.eval_limit,
-        columns=eval_set.columns,
-        name=eval_set.name,
-        src_lang=eval_set.src_lang,
-        tgt_lang=eval_set.tgt_lang,
-    )
+    options = eval_set.model_dump(exclude={"path"})
+    return load_examples(eval_set.path, limit=cfg.eval.eval_limit, **options)
 
 
 def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:

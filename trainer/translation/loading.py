@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from scorekit.schemas import Info
 from trainer.rl.distributed import DistributedContext
-from trainer.runs.checkpoints.resume import Origin, prompt_origin
+from trainer.runs.checkpoints.resume import prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
 from trainer.translation.config import TranslationConfig
@@ -24,33 +24,16 @@ def load_learner(
     infos: Mapping[str, Info],
     world: DistributedContext,
 ) -> Learner:
-    """Return the learner with its prompts.
+    """Return the learner with the prompts that fit, and log the others.
 
     infos: of the services, by URL.
     Raises UserError for whatever the user can fix.
     """
     learner = load_weights(cfg, world)
-    learner.origin |= service_origin(infos)
-    _make_prompts(learner, cfg, train, sets, world)
-    return learner
-
-
-def service_origin(infos: Mapping[str, Info]) -> Origin:
-    """Return the models of the services."""
-    return {
+    learner.origin |= {
         f"reward.{info.service}_urls": {"path": url, "model": info.model, "revision": info.revision}
         for url, info in infos.items()
     }
-
-
-def _make_prompts(
-    learner: Learner,
-    cfg: TranslationConfig,
-    train: Sequence[Example],
-    sets: Mapping[str, Sequence[Example]],
-    world: DistributedContext,
-) -> None:
-    """Add the prompts of examples that fit, and log the others."""
     refuse = cfg.data.overlong_prompts == "refuse"
 
     def fitting(key: str, path: str | None, examples: Sequence[Example]) -> list[Prompt]:
@@ -69,3 +52,4 @@ def _make_prompts(
     for name, examples in sets.items():
         eval_set = cfg.data.held_out.get(name)
         learner.sets[name] = fitting(set_key(name), eval_set.path if eval_set else None, examples)
+    return learner

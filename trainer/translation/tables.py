@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.table import Table
 
 from trainer.runs.cli import tables
@@ -41,8 +38,3 @@ def comparison_table(before: Report, after: Report) -> Table:
     """Return two reports side by side, with the change."""
     first, last = before.stats(), after.stats()
     return tables.comparison_table(table(first, last), first, last)
-
-
-def report_table(stats: Mapping[str, Any]) -> Table:
-    """Return the stats of one report."""
-    return tables.report_table(table(stats), stats)

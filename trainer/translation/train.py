@@ -36,8 +36,8 @@ from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.components import weighted
 from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.guards import check_guards
 from trainer.translation.rewards.components.xcomet_spans import check_spans
-from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import screen
 from trainer.translation.rewards.services import RewardClient

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from scorekit.client.embeddings import Canary, EmbeddingModel
+from scorekit.client.embeddings import EmbeddingModel
 from scorekit.config import Config, describe_validation_error
-from scorekit.errors import SampleError, UserError
+from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.numeric.vectors import cosine, vector_error
 
@@ -29,29 +29,6 @@ CANARIES = (
 #: Least cosine to the stored vector. The precision of weights changes it by 1e-4, another pooling
 #: by far more.
 _MIN_CANARY_COSINE = 0.995
-
-
-@runtime_checkable
-class Embedder(Protocol):
-    """The part of an embedding client (scorekit.client.embeddings) that anchors and similarities
-    use."""
-
-    def info(self) -> EmbeddingModel:
-        """Return the model that answers."""
-        ...
-
-    def embed(
-        self, texts: Sequence[str], canary: Canary | None = None
-    ) -> Sequence[Sequence[float] | SampleError]:
-        """Return the vector of each text, or the reason why it has none.
-
-        canary: sent with every request.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
 
 
 class Anchors(Config):

@@ -11,10 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from scorekit.client.embeddings import Embeddings
 from scorekit.errors import SampleError, UserError
 from scorekit.numeric.vectors import vector_error
 from scorekit.seeds import stream_seed
-from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration, Embedder
+from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration
 from trainer.roleplay.reply import can_be_embedded
 from trainer.roleplay.turn import RoleplayTurn
 
@@ -33,7 +34,7 @@ _SHUFFLES = 2
 
 
 def fit(
-    embedder: Embedder, turns: Sequence[RoleplayTurn], *, rows: int, seed: int = 0
+    embedder: Embeddings, turns: Sequence[RoleplayTurn], *, rows: int, seed: int = 0
 ) -> Calibration:
     """Return a calibration for the model that answers.
 
@@ -129,7 +130,7 @@ def _shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
     return false
 
 
-def _vectors(embedder: Embedder, texts: Sequence[str]) -> dict[str, np.ndarray]:
+def _vectors(embedder: Embeddings, texts: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the vectors of texts that the server accepts. Raises UserError for invalid vectors."""
     answers = embedder.embed(texts)
     for vector in answers:

@@ -8,15 +8,6 @@ from collections.abc import Sequence
 STRETCH = 8
 
 
-def sentence_chrf(text: str, reference: str | None) -> float | None:
-    """Return chrF of a reply to its reference (sacrebleu, 0..100); None without one."""
-    if not reference:
-        return None
-    from sacrebleu import sentence_chrf as compute_chrf
-
-    return float(compute_chrf(text, [reference]).score)
-
-
 def copied(text: str, source: str | None) -> float | None:
     """Return the share of a reply's characters in substrings that are also in `source`.
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from scorekit.rewards.local_rules import chrf
+from trainer.chat.render import render
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf
-from trainer.roleplay.evaluation.kl import kl_to_start, start_of
+from trainer.roleplay.evaluation.diagnostics import copied, repeated
+from trainer.roleplay.evaluation.kl import kl_to_start
 from trainer.roleplay.evaluation.stats import compute_stats
-from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
+from trainer.roleplay.scoring.inputs import COLUMNS
 from trainer.roleplay.turn import RoleplayTurn
 
 _SEED = 0  # of replies that are sampled
@@ -71,11 +72,10 @@ def evaluate_policy(
     prompts = prompt_ids(turns, tokenizer, cfg)
     with preserve_rng_state(model, _SEED), autocast(device, cfg.misc.dtype):
         replies = sample_replies(prompts, model, tokenizer, cfg, evaluation=True)
-        with start_of(model, cfg.policy, device) if kl else nullcontext() as start:
+        kl_values: list[float | None] = [None] * len(turns)
+        if kl:
             completions = [reply.ids for reply in replies]
-            kl_values = (
-                kl_to_start(model, start, prompts, completions) if start else [None] * len(turns)
-            )
+            kl_values = kl_to_start(model, cfg.policy, device, prompts, completions)
     lines = [
         {**line, "kl_start": value}
         for line, value in zip(score_lines(turns, replies, cfg.reward), kl_values, strict=True)
@@ -86,8 +86,9 @@ def evaluate_policy(
 def prompt_ids(
     turns: Sequence[RoleplayTurn], tokenizer: Any, cfg: RoleplayConfig
 ) -> list[list[int]]:
-    """Return the prompts as the policy reads them."""
-    texts = [rendered_prompt(tokenizer, turn.prompt, cfg.chat) for turn in turns]
+    """Return the prompts as the policy reads them. Raises UserError if the template refuses
+    one."""
+    texts = [render(tokenizer, turn.prompt, cfg.chat, generation_prompt=True) for turn in turns]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
@@ -127,10 +128,7 @@ def score_lines(
                 "scenario": turn.scenario,
                 "user": turn.user_turn,
                 "completion": reply.text,
-                "reference": turn.reference,
-                "player_name": turn.player_name,
-                "character_name": turn.character_name,
-                "speech_level": turn.speech_level,
+                **{name: getattr(turn, name) for name in COLUMNS},
                 "reward": total(scored, cfg),
                 "rewards": {name: score.value for name, score in scored.items()},
                 "components": {
@@ -140,7 +138,7 @@ def score_lines(
                 "tokens": len(reply.ids),
                 "finish_reason": "eos" if reply.is_complete else "length",
                 "characters": len(reply.text),
-                "chrf": sentence_chrf(reply.text, turn.reference),
+                "chrf": chrf({"mt": reply.text, "ref": turn.reference}),
                 "copied_user": copied(reply.text, turn.user_turn),
                 "copied_reference": copied(reply.text, turn.reference),
                 "repeated": repeated(reply.text),

@@ -7,61 +7,44 @@ tokens: greedy replies are no sample of the policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy.loading import load_policy
 
-#: Gives the model of the start, as a context manager.
-Start = Callable[[], AbstractContextManager[Any]]
-
-
-@contextmanager
-def start_of(model: Any, cfg: PolicyConfig, device: torch.device) -> Iterator[Start]:
-    """Yield the start of a policy: the policy without its adapters, or a second model.
-
-    The second model is loaded from `cfg.path` if every weight is trained, and freed at the end.
-    """
-    if hasattr(model, "disable_adapter"):
-
-        @contextmanager
-        def bare() -> Iterator[Any]:
-            with model.disable_adapter():
-                yield model
-
-        yield bare
-        return
-    config_without_adapters = cfg.model_copy(
-        update={"lora": LoraConfig(), "gradient_checkpointing": False}
-    )
-    frozen, _ = load_policy(config_without_adapters, device)
-    yield lambda: nullcontext(frozen.requires_grad_(False))
-
 
 @torch.no_grad()
 def kl_to_start(
-    model: nn.Module,
-    start: Start,
+    model: Any,
+    cfg: PolicyConfig,
+    device: torch.device,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
 ) -> list[float | None]:
     """Return the mean KL over the tokens of each reply; None for an empty one.
 
-    Replies are computed one at a time: two [T, V] in float32 are in memory.
+    The start is the policy without its adapters. If every weight is trained, it is a second model
+    from `cfg.path`, which is freed at the end. Replies are computed one at a time: two [T, V] in
+    float32 are in memory.
     """
+    start, as_start = model, getattr(model, "disable_adapter", None)
+    if as_start is None:
+        changes = {"lora": LoraConfig(), "gradient_checkpointing": False}
+        start, _ = load_policy(cfg.model_copy(update=changes), device)
+        as_start = nullcontext
     values: list[float | None] = []
     for prompt, completion in zip(prompts, completions, strict=True):
         if not completion:
             values.append(None)
             continue
         now_TV = _logprobs(model, prompt, completion)
-        with start() as start_model:
-            then_TV = _logprobs(start_model, prompt, completion)
+        with as_start():
+            then_TV = _logprobs(start, prompt, completion)
         values.append(float((now_TV.exp() * (now_TV - then_TV)).sum(-1).mean()))
     return values
 

@@ -20,13 +20,12 @@ class Morpheme(NamedTuple):
     """A morpheme.
 
     tag: of Kiwi's set, without its marks of regular and irregular stems (VV-I).
-    start, end: its characters in the text.
+    start: index of its first character in the text.
     """
 
     form: str
     tag: str
     start: int
-    end: int
 
 
 def forms(text: str) -> frozenset[str]:
@@ -46,10 +45,7 @@ def sentences(text: str, names: Sequence[tuple[int, int]] = ()) -> list[list[Mor
             text, split_sents=True, pretokenized=(lambda _: spans) if spans else None
         )
     return [
-        [
-            Morpheme(token.form, token.tag.partition("-")[0], token.start, token.end)
-            for token in sentence
-        ]
+        [Morpheme(token.form, token.tag.partition("-")[0], token.start) for token in sentence]
         for sentence in tokenized
     ]
 

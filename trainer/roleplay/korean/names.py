@@ -57,11 +57,8 @@ def _pattern(name: str) -> re.Pattern[str]:
     alternatives = "|".join(re.escape(alias).replace(r"\ ", r"\s+") for alias in aliases(name))
     surname = rf"(?:(?<![^\W_])[{_SURNAMES}])?" if re.fullmatch("[가-힣]{2}", name) else ""
     particles = f"(?:{_PARTICLES}|{_OTHER_ENDINGS}){{0,4}}"
-    after = rf"(?P<title>\s?(?:{_TITLES}))?(?P<particle>{particles})(?![^\W_])"
-    plain = rf"(?P<bare>{particles})(?![^\W_])"
-    return re.compile(
-        rf"(?<![^\W_]){surname}(?P<name>{alternatives})(?=(?:{after})|(?:{plain}))", re.IGNORECASE
-    )
+    after = rf"(?:\s?(?:{_TITLES}))?{particles}(?![^\W_])"
+    return re.compile(rf"(?<![^\W_]){surname}(?P<name>{alternatives})(?={after})", re.IGNORECASE)
 
 
 def find_name(text: str, name: str | None, other: str | None = None) -> list[tuple[int, int]]:

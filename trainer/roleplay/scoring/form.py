@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.roleplay.reply import ParsedReply
-from trainer.roleplay.scoring.roles import NO_TOKENS, SpecialTokens, marker_kinds
+from trainer.roleplay.scoring.roles import marker_kinds
 from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
@@ -19,7 +19,7 @@ STATS = (
 _SWAPPED, _ONE_PART = 0.6, 0.3
 
 
-def score_form(context: ReplyContext, special: SpecialTokens = NO_TOKENS) -> ReplyScore:
+def score_form(context: ReplyContext, special: frozenset[str]) -> ReplyScore:
     """Return the score of `reward_format`."""
     reply = context.reply
     has_two_lines = len(reply.lines) == 2 and not reply.too_long
@@ -37,16 +37,11 @@ def score_form(context: ReplyContext, special: SpecialTokens = NO_TOKENS) -> Rep
         "format/narration": float(has_narration),
         "format/quote": float(has_quote),
         "format/in_order": float(is_ordered),
-        "format/text_beside_quote": float(_has_text_beside(reply)),
+        # a line with speech has other text, too
+        "format/text_beside_quote": float(len(reply.spoken) > reply.kinds.count("quote")),
         "format/role_marker": float(has_marker),
     }
     return ReplyScore(value, components, () if value == 1.0 else _reasons(reply, components))
-
-
-def _has_text_beside(reply: ParsedReply) -> bool:
-    """Return whether a line with speech has other text, too."""
-    num_quotes = sum(kind == "quote" for kind in reply.kinds)
-    return len(reply.spoken) > num_quotes
 
 
 def _reasons(reply: ParsedReply, components: dict[str, float]) -> tuple[str, ...]:

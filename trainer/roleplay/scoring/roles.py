@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
@@ -60,30 +59,25 @@ def _speaker(anywhere: str, at_start: str) -> re.Pattern[str]:
 _MARKERS = {kind: _speaker(*words) for kind, words in _SPEAKERS.items()} | {"token": _TOKENS}
 
 
-@dataclass(frozen=True)
-class SpecialTokens:
-    """A model's special tokens that no reply may have as text; tokens that are words are left
-    out."""
+def special_texts(tokens: Iterable[str]) -> frozenset[str]:
+    """Return the special tokens that no reply may have as text; those that are words are left out.
 
-    texts: frozenset[str] = frozenset()
-
-    @classmethod
-    def from_tokens(cls, tokens: Iterable[str]) -> SpecialTokens:
-        """Return those of a tokenizer's `all_special_tokens` or `added_tokens_decoder`."""
-        folded = (_folded(token).strip() for token in tokens)
-        return cls(frozenset(text for text in folded if len(text) > 2 and not text.isalnum()))
+    tokens: a tokenizer's `all_special_tokens` or `added_tokens_decoder`.
+    """
+    folded = (_folded(token).strip() for token in tokens)
+    return frozenset(text for text in folded if len(text) > 2 and not text.isalnum())
 
 
-NO_TOKENS = SpecialTokens()
+def marker_kinds(context: ReplyContext, special: frozenset[str]) -> tuple[str, ...]:
+    """Return the kinds of role markers in a reply: system, user, assistant, role, token.
 
-
-def marker_kinds(context: ReplyContext, special: SpecialTokens = NO_TOKENS) -> tuple[str, ...]:
-    """Return the kinds of role markers in a reply: system, user, assistant, role, token."""
-    return _kinds(_folded(context.reply.text), special.texts)
+    special: `special_texts`.
+    """
+    return _kinds(_folded(context.reply.text), special)
 
 
 @lru_cache(maxsize=1024)
-def _kinds(text: str, special: Collection[str]) -> tuple[str, ...]:
+def _kinds(text: str, special: frozenset[str]) -> tuple[str, ...]:
     kinds = [kind for kind, pattern in _MARKERS.items() if pattern.search(text)]
     if "token" not in kinds and any(token in text for token in special):
         kinds.append("token")
@@ -108,20 +102,14 @@ def _label(name: str) -> re.Pattern[str]:
     return re.compile(rf"{_LEAD}(?:{names}){_COLON}", re.MULTILINE | re.IGNORECASE)
 
 
-def score_roles(
-    context: ReplyContext, rule: NameRule, special: SpecialTokens = NO_TOKENS
-) -> ReplyScore:
+def score_roles(context: ReplyContext, rule: NameRule, special: frozenset[str]) -> ReplyScore:
     """Return the score of `reward_role_split`."""
     if not has_letter(context.reply.text):
         return ReplyScore(0.0, {}, ("it says nothing",))
     kinds = marker_kinds(context, special)
-    narration, player, character = (
-        context.reply.narration,
-        context.player_name,
-        context.character_name,
-    )
+    player, character = context.player_name, context.character_name
     acts_for_player = speaks_for(context) or (
-        acts(narration, player, character)
+        acts(context.reply.narration, player, character)
         if rule == "subject"
         else has_particle(context.reply.text, player, character)
     )

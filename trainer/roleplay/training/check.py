@@ -14,7 +14,7 @@ from torch import nn
 from scorekit.report.findings import Check, Findings
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.data import in_both, load_held_out, load_train, missing_fact_counts
+from trainer.roleplay.data import in_both, load_held_out, load_train, missing_facts
 from trainer.roleplay.evaluation.evaluate import prompt_ids
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import configure, weights_of
@@ -62,7 +62,7 @@ def _turns(key: str, cfg: RoleplayConfig) -> tuple[list[RoleplayTurn], str]:
     is_train = key == "data.train"
     turns = load_train(cfg.data) if is_train else load_held_out(cfg.data, cfg.eval.eval_limit)
     scenarios = len({turn.scenario for turn in turns})
-    missing = ", ".join(f"{field} {count}" for field, count in missing_fact_counts(turns).items())
+    missing = missing_facts(turns)
     missing_note = f"; without a value: {missing}" if missing else ""
     return turns, f"{len(turns)} turns of {scenarios} scenarios{missing_note}"
 

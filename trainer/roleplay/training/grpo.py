@@ -36,12 +36,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
         self.random: RandomState = {}
         self.tokens_seen = 0
         super().__init__(*args, **kwargs)
-        learn_in_float32(self.policy)
-
-    @property
-    def policy(self) -> Any:
-        """Return the trained model."""
-        return self.model
+        learn_in_float32(self.model)
 
     # -- data --------------------------------------------------------------------------------------
 
@@ -123,10 +118,6 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     def note_end(self) -> None:
         """Record the state at the end of an update."""
         self.random, self.tokens_seen = random_state(), self.state.num_input_tokens_seen
-
-    def save_last_update(self) -> None:
-        """Write a checkpoint of the last complete update."""
-        self._save_checkpoint(self.model, None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save the state of the last complete update."""

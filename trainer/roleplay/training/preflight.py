@@ -16,15 +16,8 @@ from trainer.chat.template_check import Finding, check_template, refuse_errors
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.data import (
-    columns_of,
-    in_both,
-    load_held_out,
-    load_train,
-    missing_fact_counts,
-)
+from trainer.roleplay.data import columns_of, in_both, load_held_out, load_train, missing_facts
 from trainer.roleplay.evaluation.evaluate import prompt_ids, sample_replies
-from trainer.roleplay.rendering import fitting_turns
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checkpoints.checkpoint import model_folder
@@ -42,8 +35,7 @@ def read_turns(
     held_out = held_out_turns(cfg, tokenizer)
     if overlap := in_both(train, held_out):
         log.warning("%s", overlap)
-    missing = ", ".join(f"{field} {count}" for field, count in missing_fact_counts(train).items())
-    if missing:
+    if missing := missing_facts(train):
         log.warning(
             "data.train: of %d turns some have no value for these fields, whose rewards are then "
             "neutral: %s",
@@ -66,12 +58,13 @@ def drop_overlong(
 
     Raises UserError if none remains, or if the config refuses the others.
     """
-    limit = cfg.data.max_prompt_length
-    accepted, overlong = fitting_turns(turns, tokenizer, cfg.chat, limit)
-    if overlong:
+    lengths = [len(ids) for ids in prompt_ids(turns, tokenizer, cfg)]
+    limit = cfg.data.max_prompt_length or max(lengths)
+    accepted = [turn for turn, length in zip(turns, lengths, strict=True) if length <= limit]
+    if len(accepted) < len(turns):
         message = (
-            f"{key}: {len(overlong)} of {len(turns)} prompts have more than "
-            f"data.max_prompt_length {limit} tokens (up to {max(n for _, n in overlong)})"
+            f"{key}: {len(turns) - len(accepted)} of {len(turns)} prompts have more than "
+            f"data.max_prompt_length {limit} tokens (up to {max(lengths)})"
         )
         if cfg.data.overlong_prompts == "refuse" or not accepted:
             raise UserError(

@@ -188,7 +188,7 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
         except ScorekitError as error:
             update = self.trainer.state.global_step
             if update > self.done and self.trainer.saved != self.trainer.folder_of(update):
-                self.trainer.save_last_update()
+                self.trainer._save_checkpoint(self.trainer.model, None)
             return error
 
     def begin(self) -> None:
@@ -196,7 +196,7 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
         if self.start.checkpoint is None:
             ratio = preflight.sampled_ratio(
                 self.inputs.train,
-                self.trainer.policy,
+                self.trainer.model,
                 self.inputs.tokenizer,
                 self.cfg,
                 self.start.device,
@@ -211,7 +211,7 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
         """Evaluate the policy on the held-out turns, log and dump."""
         report = evaluate_policy(
             self.inputs.held_out,
-            self.trainer.policy,
+            self.trainer.model,
             self.inputs.tokenizer,
             self.cfg,
             self.start.device,

@@ -1,7 +1,6 @@
 """Compare two translation policies on the same sources, in total and by language pair.
 
-Corpus chrF and BLEU are
-recomputed for each resample, from the sums of the segments' statistics.
+Corpus chrF and BLEU are recomputed for each resample, from the sums of the segments' statistics.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from scorekit.rewards.local_rules import chrf
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
 from trainer.runs.evaluation.paired import indices_by_group
@@ -25,7 +26,7 @@ from trainer.translation.evaluation.held_out import (
     metric_stats,
     whole_scores,
 )
-from trainer.translation.evaluation.quality import reference_stats, sentence_chrf
+from trainer.translation.evaluation.quality import reference_stats
 from trainer.translation.evaluation.stats import (
     component_stats,
     read_evaluations,
@@ -166,8 +167,9 @@ def _by_pair(
 
 def _line(example: Example, rollout: TranslationRollout, reward: SampleReward) -> dict[str, Any]:
     """Return a line of the completions dump."""
-    chrf = sentence_chrf(rollout.completion_text, example.ref_text)
-    return completion_line(rollout, reward) | {"ref": example.ref_text, "chrf": chrf}
+    ref = example.ref_text
+    fields = {"ref": ref, "chrf": chrf({"mt": rollout.completion_text, "ref": ref})}
+    return completion_line(rollout, reward) | fields
 
 
 def _stats(

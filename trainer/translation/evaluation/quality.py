@@ -53,12 +53,3 @@ def reference_stats(
     if "bleu" in metrics:
         stats["bleu_tokenize"] = bleu_tokenize(row_pairs[0])
     return stats
-
-
-def sentence_chrf(translation: str, reference: str | None) -> float | None:
-    """Return chrF of one segment; None without a reference."""
-    if not reference:
-        return None
-    import sacrebleu
-
-    return float(sacrebleu.sentence_chrf(translation, [reference]).score)

@@ -104,7 +104,10 @@ def run_evaluation(
         for candidate in candidates:
             evaluations.append(_evaluate(cfg, candidate, sets, rewarder, world))
             if world.is_main:
-                _write(cfg, candidate, evaluations[-1])
+                text = config_text(cfg, candidate.path)
+                for name, evaluated in evaluations[-1].items():
+                    files = EvaluationFiles(candidate.folder, name)
+                    files.write(evaluated, evaluated.examples, text, write_evaluation)
     if not world.is_main:
         return []
     other_evaluations = evaluations[1] if len(evaluations) > 1 else earlier
@@ -209,16 +212,6 @@ def _evaluate(
             }
             evaluations[name] = EvaluatedPolicy(candidate.path, stats, report.examples)
     return evaluations
-
-
-def _write(
-    cfg: TranslationConfig, candidate: EvaluatedModel, evaluations: Mapping[str, EvaluatedPolicy]
-) -> None:
-    """Write the files of each set, and remove earlier comparisons."""
-    text = config_text(cfg, candidate.path)
-    for name, evaluated in evaluations.items():
-        files = EvaluationFiles(candidate.folder, name)
-        files.write(evaluated, evaluated.examples, text, write_evaluation)
 
 
 def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedPolicy]:

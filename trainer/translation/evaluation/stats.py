@@ -71,8 +71,10 @@ def held_out_table(*evaluations: Mapping[str, Any]) -> list[StatSpec]:
     """Return the stats of `eval.metrics` that these have, by name."""
     better: dict[str, Any] = {}
     for values in evaluations:
-        for name in _metric_names(values):
-            better[name] = values.get(f"metric_{name}_better") or better.get(name)
+        for key in values:
+            if key.startswith("metric_") and key.endswith("_coverage"):
+                name = key.removeprefix("metric_").removesuffix("_coverage")
+                better[name] = values.get(f"metric_{name}_better") or better.get(name)
     return [
         StatSpec(
             key=f"metric_{name}_mean",
@@ -100,15 +102,6 @@ def metrics_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _metric_score(name: str, line: Mapping[str, Any]) -> float | None:
     score: float | None = line.get("metrics", {}).get(name, {}).get("score")
     return score
-
-
-def _metric_names(stats: Mapping[str, Any]) -> list[str]:
-    ending = "_coverage"
-    return [
-        key.removeprefix("metric_").removesuffix(ending)
-        for key in stats
-        if key.startswith("metric_") and key.endswith(ending)
-    ]
 
 
 class ExampleRanker(NamedTuple):
@@ -182,15 +175,12 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     ]
     if not severities_by_segment:
         return []
-    num_spans = sum(map(len, severities_by_segment))
+    every = [severity for severities in severities_by_segment for severity in severities]
     counts = []
-    other_severities = {
-        severity for severities in severities_by_segment for severity in severities
-    }.difference(SEVERITIES)
-    for severity in (*SEVERITIES, *sorted(other_severities)):
-        spans = sum(severities.count(severity) for severities in severities_by_segment)
+    for severity in (*SEVERITIES, *sorted(set(every).difference(SEVERITIES))):
+        spans = every.count(severity)
         segments = sum(severity in severities for severities in severities_by_segment)
-        share = spans / num_spans if num_spans else None
+        share = spans / len(every) if every else None
         counts.append(SeverityCount(severity, spans, share, segments, len(severities_by_segment)))
     return counts
 
@@ -204,7 +194,8 @@ def component_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats
     """
     stats: Stats = {}
     for component in displayed_components():
-        stats |= component.stats(rewards, cfg)
+        if component.is_shown(rewards):
+            stats |= component.stats(rewards, cfg)
     stats["text_errors"] = sum(r.text_error is not None for r in rewards)
     stats["source_errors"] = sum(r.source_error is not None for r in rewards)
     for handling in ("truncated", "windowed", "skipped", "penalised"):

@@ -18,14 +18,15 @@ from trainer.translation.rollouts import TranslationRollout
 class RewardComponent:
     """A reward component: weight, request, formula and stats. Subclasses define them."""
 
-    #: Its key in `reward.terms`, if the config has no separate key for its weight.
+    #: Its key in `reward.terms`, if the config has no separate key for its weight (`weight_key`).
     name: str
+    weight_key: str | None = None
     #: The service whose answers it uses; None: it uses the text only.
     service: ServiceName | None = None
     #: The direction of that service's score that its formula assumes.
     higher_is_better = True
     #: If True, a component without a weight has no column, and its service, which may charge for
-    #: each request, is not requested.
+    #: each request, is not requested. Without a request it has no stats and fields (`is_shown`).
     optional = False
     #: Its stats, in the order of display, and its charts.
     table: tuple[StatSpec, ...] = ()
@@ -34,7 +35,9 @@ class RewardComponent:
     def weight(self, cfg: RewardConfig) -> float:
         """Return the weight; 0: it is not a part of the reward, and its service is not requested
         for it."""
-        return cfg.terms.get(self.name, 0.0)
+        if self.weight_key is None:
+            return cfg.terms.get(self.name, 0.0)
+        return float(getattr(cfg, self.weight_key))
 
     def inspect_text(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
@@ -57,9 +60,11 @@ class RewardComponent:
         """Return fields for a line of a dump of completions."""
         return {}
 
-    def is_requested(self, rewards: Sequence[SampleReward]) -> bool:
-        """Return whether its service was requested for one of these samples."""
-        return any(self.service in reward.services for reward in rewards)
+    def is_shown(self, rewards: Sequence[SampleReward]) -> bool:
+        """Return whether it has stats and fields: if its service is optional, only if that was
+        requested for one of these samples."""
+        is_optional = self.optional and self.service is not None
+        return not is_optional or any(self.service in reward.services for reward in rewards)
 
 
 class TextComponent(RewardComponent):
@@ -115,9 +120,7 @@ class ScoreComponent(RewardComponent):
         return mean_std(f"{self.service}_score", scores)
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-        """Return stats of the scored samples; {} if an optional service was not requested."""
-        if self.optional and not self.is_requested(rewards):
-            return {}
+        """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score(self.service)) is not None]
         return self.score_stats(scores, cfg) | coverage_stats(self.service, rewards)
 

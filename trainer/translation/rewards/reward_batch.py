@@ -27,7 +27,8 @@ Text = tuple[str, str] | tuple[str, str, str, str]
 BAD_SOURCE = "bad_source"
 #: Error type of a sample that a gate of the composite reward refuses.
 CLOSED_GATE = "closed_gate"
-_SAMPLE_ERROR_TYPES = {*TEXT_ERROR_TYPES, BAD_SOURCE, CLOSED_GATE}
+#: Error types that are no failure of a service.
+SAMPLE_ERROR_TYPES = {*TEXT_ERROR_TYPES, BAD_SOURCE, CLOSED_GATE}
 #: Seconds between two checks of a pending answer; after which a warning is logged first, and after
 #: which it is cancelled if the run is to end.
 _TICK_S = 1.0
@@ -55,15 +56,12 @@ class RewardServices(Protocol):
     """The services that a batch uses.
 
     needed: those with a weight.
-    is_failure_fatal: whether a missing score of one of them ends the run.
-    blame_source: replaces text errors in `results` by source errors.
+    settle: replaces text errors in the results of a service by source errors, and raises what
+    `SampleGroup.result` raises.
     """
 
     @property
     def needed(self) -> tuple[ServiceName, ...]: ...
-
-    @property
-    def is_failure_fatal(self) -> bool: ...
 
     def ask(
         self, name: ServiceName, samples: Sequence[SampleForScoring]
@@ -71,13 +69,8 @@ class RewardServices(Protocol):
 
     def deadline_s(self, name: ServiceName) -> float: ...
 
-    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
-
-    def blame_source(
-        self,
-        name: ServiceName,
-        samples: Sequence[SampleForScoring],
-        results: list[Scored | Failed],
+    def settle(
+        self, name: ServiceName, samples: list[SampleForScoring], results: list[Scored | Failed]
     ) -> None: ...
 
 
@@ -198,17 +191,9 @@ class SampleGroup:
         Raises RewardFailure if `on_failure` is `fail`, and RequestError if a service refuses
         permanently (a wrong key, a wrong option).
         """
-        services = self.batch.services
         scores = Scores({name: self.batch.results(name, self) for name in self.batch.service_names})
         for name, results in scores.results.items():
-            services.report_truncated(name, results)
-            if name not in services.needed:
-                continue
-            services.blame_source(name, self.samples, results)
-            if services.is_failure_fatal:
-                for result in results:
-                    if isinstance(result, Failed) and result.error.type not in _SAMPLE_ERROR_TYPES:
-                        raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
+            self.batch.services.settle(name, self.samples, results)
         return scores
 
 
@@ -234,5 +219,10 @@ def _is_answer(result: Scored | Failed) -> bool:
 
 
 def _all_failed(count: int, message: str) -> list[Scored | Failed]:
-    error = WireError(type="upstream", message=message, retryable=True)
-    return [Failed(id=None, ok=False, error=error) for _ in range(count)]
+    return [failure("upstream", message, retryable=True) for _ in range(count)]
+
+
+def failure(type: str, message: str, *, retryable: bool) -> Failed:
+    """Return the result of a sample without a score."""
+    error = WireError(type=type, message=message, retryable=retryable)
+    return Failed(id=None, ok=False, error=error)

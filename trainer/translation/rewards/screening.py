@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from scorekit.errors import UserError
-from scorekit.schemas import Failed
 from scorekit.scorers import SampleForScoring
 from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import set_key
@@ -42,9 +41,16 @@ def bad_sources(
     languages = languages or {}
 
     def refused(name: ServiceName, batch: Sequence[str]) -> dict[str, str]:
-        return _source_errors(
-            name, rewarder.sources.refusals(name, [_source_sample(s, languages) for s in batch])
-        )
+        samples = []
+        for src in batch:
+            src_lang, tgt_lang = languages.get(src, (None, None))
+            sample = SampleForScoring(src, "", src_lang=src_lang, tgt_lang=tgt_lang)
+            samples.append(only_source(sample))
+        return {
+            sample.src: f"{name}: {failed.error.message}"
+            for sample, failed in rewarder.sources.refusals(name, samples).items()
+            if failed.error.type == BAD_SOURCE
+        }
 
     with_nul = [src for src in distinct if "\0" in src]
     by_length = sorted((src for src in distinct if "\0" not in src), key=_size, reverse=True)
@@ -111,19 +117,6 @@ def screen(
     world.on_main(check)  # every process has to leave out the same examples
     (train_errors,) = world.gather(errors)
     return [example for example in train if example.src_text not in train_errors]
-
-
-def _source_sample(source: str, languages: Mapping[str, tuple[str, str]]) -> SampleForScoring:
-    src_lang, tgt_lang = languages.get(source, (None, None))
-    return only_source(SampleForScoring(source, "", src_lang=src_lang, tgt_lang=tgt_lang))
-
-
-def _source_errors(name: ServiceName, failures: dict[SampleForScoring, Failed]) -> dict[str, str]:
-    return {
-        src.src: f"{name}: {failed.error.message}"
-        for src, failed in failures.items()
-        if failed.error.type == BAD_SOURCE
-    }
 
 
 def _batches(sources: Sequence[str]) -> Iterator[Sequence[str]]:

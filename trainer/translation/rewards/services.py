@@ -11,6 +11,7 @@ from typing import Any
 
 from scorekit.client import RemoteScorer
 from scorekit.client.replicas import check_agreement, check_service
+from scorekit.config import split_commas
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
@@ -27,7 +28,9 @@ from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
 from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
     COMPOSITE,
+    SAMPLE_ERROR_TYPES,
     RewardBatch,
+    RewardFailure,
     Scores,
     ServiceName,
     Text,
@@ -66,6 +69,7 @@ class RewardClient:
     ) -> None:
         """Collect the services that the config needs, and those that it offers.
 
+        caching: whether services use their score cache.
         only: open no other service.
         misc: device and threads of scorers in this process, unless their arguments set them.
         """
@@ -73,9 +77,14 @@ class RewardClient:
         self._device_args = (
             {} if misc is None else {"device": misc.device, "threads": _threads(misc)}
         )
-        self.scoring = scoring_config(cfg, caching=caching)
+        self.scoring = ScoringConfig(
+            batch_size=cfg.batch_size,
+            overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
+            max_input_length=cfg.max_input_length,
+            cache=caching,
+        )
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
-        self._urls = {name: urls for name in services() if (urls := configured_urls(cfg, name))}
+        self._urls = {name: urls for name in services() if (urls := _configured_urls(cfg, name))}
         if COMPOSITE in self.needed:
             self._urls.setdefault(COMPOSITE, [])
         unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
@@ -118,7 +127,7 @@ class RewardClient:
     def score(self, texts: Sequence[Text], services: Sequence[ServiceName] | None = None) -> Scores:
         """Score texts in batches, so that a failure affects only one of them.
 
-        Raises what `Group.result` does.
+        Raises what `SampleGroup.result` does.
         """
         batch = self.batch(services)
         groups = [
@@ -157,20 +166,6 @@ class RewardClient:
         scorer = self._scorers.get(COMPOSITE)
         return scorer.infos if isinstance(scorer, CompositeScorer) else {}
 
-    @property
-    def is_failure_fatal(self) -> bool:
-        """Return whether a missing score ends the run."""
-        return self.cfg.on_failure == "fail"
-
-    def blame_source(
-        self,
-        name: ServiceName,
-        samples: Sequence[SampleForScoring],
-        results: list[Scored | Failed],
-    ) -> None:
-        """Replace text errors in `results` by source errors, if the source is the cause."""
-        self.sources.attribute(name, samples, results)
-
     def ask(self, name: ServiceName, samples: Sequence[SampleForScoring]) -> Future[RewardOutput]:
         """Send samples to a service and return the future.
 
@@ -194,8 +189,23 @@ class RewardClient:
         limit = self.cfg.max_input_length
         return min([*service_limits, *([limit] if limit else [])], default=None)
 
-    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
-        """Log a warning once if a model does not read much of what it scores."""
+    def settle(
+        self, name: ServiceName, samples: list[SampleForScoring], results: list[Scored | Failed]
+    ) -> None:
+        """Replace text errors in `results` by source errors, if the source is the cause.
+
+        Log a warning once if a model does not read much of what it scores. Raises RewardFailure if
+        a score with a weight is missing and `on_failure` is `fail`.
+        """
+        self._report_truncated(name, results)
+        if name not in self.needed:
+            return
+        self.sources.attribute(name, samples, results)
+        for result in results if self.cfg.on_failure == "fail" else ():
+            if isinstance(result, Failed) and result.error.type not in SAMPLE_ERROR_TYPES:
+                raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")
+
+    def _report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
         flags = [is_truncated(result) for result in results if isinstance(result, Scored)]
         if name not in self._warned_truncated and sum(flags) > _MAX_TRUNCATED * len(flags):
             self._warned_truncated.add(name)
@@ -270,7 +280,7 @@ class RewardClient:
     ) -> RemoteScorer:
         """Return a client.
 
-        max_s: seconds of a request with its retries; default: `patience`.
+        max_s: seconds of a request with its retries; default: `deadline_s`.
         """
         max_s = max_s or self.deadline_s(name)
         limits = {
@@ -350,24 +360,15 @@ class RewardClient:
         return problems
 
 
-def scoring_config(cfg: RewardConfig, *, caching: bool = True) -> ScoringConfig:
-    """Return the options of the requests. caching: whether services use their score cache."""
-    return ScoringConfig(
-        batch_size=cfg.batch_size,
-        overlong="error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
-        max_input_length=cfg.max_input_length,
-        cache=caching,
-    )
-
-
-def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
+def _configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
     """Return the URLs of the config, or else of the environment.
 
     Those of a composite reward may be none: its rules may all be local."""
     if name == COMPOSITE:
         components = cfg.definition.components.values() if cfg.definition else ()
         return [url for component in components for url in component.service or ()]
-    return cfg.urls_of(host(name)) or _from_environment(host(name))
+    variable = f"{host(name).upper()}_URL"
+    return cfg.urls_of(host(name)) or split_commas(os.environ.get(variable, ""))
 
 
 def _threads(misc: MachineConfig) -> int:
@@ -380,8 +381,3 @@ def _threads(misc: MachineConfig) -> int:
 
 def _is_url(target: str) -> bool:
     return target.startswith(("http://", "https://"))
-
-
-def _from_environment(name: ServiceName) -> list[str]:
-    value = os.environ.get(f"{name.upper()}_URL", "")
-    return [url.strip() for url in value.split(",") if url.strip()]

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable
-from scorekit.schemas import Failed, Scored, WireError
+from scorekit.schemas import Failed, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring
-from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName, failure
 
 log = logging.getLogger(__name__)
 #: A source that is refused with this translation is refused with any.
@@ -42,7 +42,7 @@ class SourceCheck:
                 self._cache[name, src] = None
             elif result.error.type in TEXT_ERROR_TYPES:
                 reason = f"{result.error.type}: {result.error.message}"
-                self._cache[name, src] = _failed(BAD_SOURCE, reason, retryable=False)
+                self._cache[name, src] = failure(BAD_SOURCE, reason, retryable=False)
             else:
                 service_failures[src] = result
         cached = {src: self._cache.get((name, src)) for src in sources}
@@ -60,7 +60,7 @@ class SourceCheck:
         except (ServiceUnreachable, RequestError) as error:
             if isinstance(error, RequestError) and not error.retryable:
                 raise
-            return [_failed("upstream", str(error), retryable=True)] * len(sources)
+            return [failure("upstream", str(error), retryable=True)] * len(sources)
 
     def attribute(
         self, name: ServiceName, samples: Sequence[SampleForScoring], results: list[Scored | Failed]
@@ -90,8 +90,3 @@ class SourceCheck:
 def only_source(sample: SampleForScoring) -> SampleForScoring:
     """Return the sample with the shortest translation instead of its own."""
     return replace(sample, mt=_SHORTEST)
-
-
-def _failed(type: str, message: str, *, retryable: bool) -> Failed:
-    error = WireError(type=type, message=message, retryable=retryable)
-    return Failed(id=None, ok=False, error=error)

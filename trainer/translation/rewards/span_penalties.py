@@ -4,44 +4,51 @@ from __future__ import annotations
 
 from scorekit.credit.spans import combine_sources, covered_tokens, spans_to_token_rewards
 from scorekit.errors import ScorekitError
+from trainer.translation.rewards.component import RewardComponent
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import ServiceName
 from trainer.translation.rewards.sample_reward import SampleReward, SpanPenalties
 from trainer.translation.rollouts import TranslationRollout
 
 
-def add_span_penalties(
-    reward: SampleReward,
-    rollout: TranslationRollout,
-    cfg: RewardConfig,
-    service: ServiceName,
-    weight: float,
-) -> None:
-    """Record the token penalties of one service's spans; `settle_spans` applies them.
+class SpanComponent(RewardComponent):
+    """The penalty of each token inside an error span that the service marks, times its weight."""
 
-    Raises ScorekitError if it gave no spans.
-    """
-    answer = reward.answers.get(service)
-    if answer is None or answer.error_spans is None:
-        label = {"xcomet": "xCOMET"}.get(service, service)
-        raise ScorekitError(
-            f"the {label} scorer gives no error spans. Set reward.w_{service}_span to 0"
+    service: ServiceName
+
+    def weight(self, cfg: RewardConfig) -> float:
+        """Return the weight, if any severity has one."""
+        return cfg.weight_of_spans(super().weight(cfg))
+
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
+        """Record the token penalties, and which tokens the model has read, for `settle_spans`.
+
+        Raises ScorekitError if the service gave no spans.
+        """
+        answer = reward.answers.get(self.service)
+        if answer is None or answer.error_spans is None:
+            label = {"xcomet": "xCOMET"}.get(self.service, self.service)
+            raise ScorekitError(
+                f"the {label} scorer gives no error spans. Set reward.{self.weight_key} to 0"
+            )
+        text, offsets = rollout.completion_text, rollout.token_char_offsets
+        penalties = spans_to_token_rewards(
+            text,
+            offsets,
+            answer.error_spans,
+            cfg.severity_weights.model_dump(),
+            cfg.overlap_policy,
+            overlap_threshold=cfg.overlap_threshold,
+            combine=cfg.span_combine,
+            use_confidence=cfg.use_confidence,
         )
-    text, offsets = rollout.completion_text, rollout.token_char_offsets
-    penalties = spans_to_token_rewards(
-        text,
-        offsets,
-        answer.error_spans,
-        cfg.severity_weights.model_dump(),
-        cfg.overlap_policy,
-        overlap_threshold=cfg.overlap_threshold,
-        combine=cfg.span_combine,
-        use_confidence=cfg.use_confidence,
-    )
-    reward.span_penalties[service] = SpanPenalties(
-        [weight * penalty for penalty in penalties],
-        covered_tokens(text, offsets, answer.mt_covered),
-    )
+        weight = super().weight(cfg)
+        reward.span_penalties[self.service] = SpanPenalties(
+            [weight * penalty for penalty in penalties],
+            covered_tokens(text, offsets, answer.mt_covered),
+        )
 
 
 def settle_spans(reward: SampleReward, cfg: RewardConfig) -> None:

@@ -130,7 +130,7 @@ def run_functions() -> None:
     from synth.config_sections import SegmentationConfig
     from synth.filters import RuleConfig, check_rules
     from synth.sources.segment import find_blobs, find_segments
-    from trainer.translation.rewards.guards import GUARDS
+    from trainer.translation.rewards.components.guards import GUARDS
 
     def judged(src: str, mt: str) -> None:
         texts = {"source_text": src, "candidate": mt}

@@ -15,13 +15,12 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import running_app, wait_ready
-from tests.kits.trainer.rewards import reward_services
+from tests.kits.trainer.rewards import reward_services, sequence_definition
 from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.definition import sequence_definition
 from trainer.translation.rewards.services import RewardClient
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."

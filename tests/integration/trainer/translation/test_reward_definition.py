@@ -1,4 +1,4 @@
-"""The reward definition of a run's config gives the run's sequence rewards."""
+"""A reward definition gives the sequence rewards of a run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from scorekit.errors import UserError
-from scorekit.rewards import SyncCompositeReward, load_definition
-from tests.kits.trainer.rewards import judge_service, reward_services
+from scorekit.rewards import SyncCompositeReward
+from tests.kits.trainer.rewards import judge_service, reward_services, sequence_definition
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.compute import compute_rewards
-from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.definition import sequence_definition
 from trainer.translation.rewards.services import RewardClient
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
@@ -113,34 +110,3 @@ def test_a_judge_s_verdict_is_a_component(services):
         trained, composite = both(cfg)
     assert composite == [r if r is None else pytest.approx(r, rel=0, abs=1e-12) for r in trained]
     assert trained[0] is not None and trained[4] is None
-
-
-def test_urls_may_come_from_the_environment(services, monkeypatch):
-    monkeypatch.setenv("METRICX_URL", services.urls["metricx_urls"])
-    definition = sequence_definition(RewardConfig(w_xcomet_span=0.0))
-    assert definition.components["metricx"].service == (services.urls["metricx_urls"],)
-    assert load_definition(definition.model_dump(mode="json")) == definition
-    monkeypatch.delenv("METRICX_URL")
-    with pytest.raises(UserError, match=r"reward.metricx_urls: required. Give the URL"):
-        sequence_definition(RewardConfig(w_xcomet_span=0.0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "keys"),
-    [
-        ({}, "reward.w_xcomet_span"),
-        ({"w_mqm_span": 1, "w_omission": 1}, "reward.w_xcomet_span, reward.w_mqm_span, reward.w_o"),
-        ({"w_xcomet_span": 0, "terms": {"brevity": 1}}, "reward.terms.brevity"),
-        ({"w_xcomet_span": 0, "metricx_tokenizer_name": "t"}, "reward.metricx_tokenizer_name"),
-        ({"w_xcomet_span": 0, "metricx_urls": ["some.module:Class"]}, "reward.metricx_urls"),
-    ],
-)
-def test_what_a_definition_cannot_express_is_named(services, changes, keys):
-    with pytest.raises(UserError, match=f"^{keys}.*: a reward definition cannot express these"):
-        sequence_definition(services.config(**changes))
-
-
-def test_spans_without_a_weight_of_a_severity_are_no_obstacle(services):
-    weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
-    definition = sequence_definition(services.config(severity_weights=weights))
-    assert list(definition.components) == ["metricx"]

@@ -8,7 +8,7 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.roleplay.config_data import RoleplayData
-from trainer.roleplay.data import columns_of, in_both, load_turns, missing_fact_counts
+from trainer.roleplay.data import columns_of, in_both, load_turns, missing_facts
 
 USER = {"role": "user", "content": "뭐 해?"}
 SYSTEM = {"role": "system", "content": "플레이어 이름: 민수\n캐릭터 이름: 하린\n말투: 반말"}
@@ -47,12 +47,8 @@ def test_columns_win_over_what_the_prompt_states(tmp_path):
 
 def test_what_rows_do_not_tell_is_counted(tmp_path):
     turns = load(tmp_path, {"prompt": [SYSTEM, USER], "reference": " "}, {"prompt": "안녕"})
-    assert missing_fact_counts(turns) == {
-        "reference": 2,
-        "player_name": 1,
-        "character_name": 1,
-        "speech_level": 1,
-    }
+    assert missing_facts(turns) == ("reference 2, player_name 1, character_name 1, speech_level 1")
+    assert missing_facts([]) == ""
 
 
 @pytest.mark.parametrize(

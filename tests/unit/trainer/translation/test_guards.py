@@ -16,9 +16,9 @@ from scorekit.text.checks import length_band, length_ratio
 from tests.kits.trainer.runs import rollout
 from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.rewards.components import weighted
+from trainer.translation.rewards.components.guards import GUARDS, check_guards, guard_values
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
-from trainer.translation.rewards.guards import GUARDS, check_guards, guard_values
 from trainer.translation.rewards.reward_batch import Scores
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."

@@ -39,7 +39,7 @@ def weighted(cfg: RewardConfig) -> list[RewardComponent]:
     names_without_key = [
         component.name
         for component in COMPONENTS
-        if type(component).weight is RewardComponent.weight
+        if component.weight_key is None and type(component).weight is RewardComponent.weight
     ]
     for name in cfg.terms:
         if name not in names_without_key:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.rewards.local_rules import chrf
 from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.data import Example
 from trainer.translation.rewards.component import TextComponent
@@ -22,6 +23,7 @@ class ChrF(TextComponent):
     reference."""
 
     name = "chrf_reward"
+    weight_key = "w_chrf"
     optional = True
     table = (
         StatSpec(
@@ -31,18 +33,12 @@ class ChrF(TextComponent):
     )
     curves = (Curve(title="chrF of the samples (a reward)", keys=("chrf_reward_mean",)),)
 
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_chrf."""
-        return cfg.w_chrf
-
     def value(self, rollout: TranslationRollout) -> float:
         """Return sacrebleu's sentence chrF. Raises UserError without a reference."""
-        if not rollout.ref_text:
+        score = chrf({"mt": rollout.completion_text, "ref": rollout.ref_text})
+        if score is None:
             raise UserError(f"{rollout.example_id}: no ref_text, and reward.w_chrf has a weight")
-        import sacrebleu
-
-        chrf = sacrebleu.sentence_chrf(rollout.completion_text, [rollout.ref_text])
-        return float(chrf.score)
+        return score
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return `chrf`, as the dump of an evaluation has it."""

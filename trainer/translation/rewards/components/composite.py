@@ -48,9 +48,7 @@ class Composite(ScoreComponent):
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return the reward and its components; {} if it was not requested."""
-        if COMPOSITE not in reward.services:
-            return {}
+        """Return the reward and its components."""
         return super().dump_fields(reward) | {"definition_stats": _composed_stats(reward)}
 
 

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, SyncCompositeReward
-from scorekit.schemas import Failed, Info, Scored, Truncated, WireError
+from scorekit.schemas import Failed, Info, Scored, Truncated
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
-from trainer.translation.rewards.reward_batch import BAD_SOURCE, CLOSED_GATE
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, CLOSED_GATE, failure
 
 #: Local rules that need what a sample of this trainer does not carry, and the key to use instead.
 _OTHER_KEYS = {"chrf": "w_chrf", "truncated": "no_eos_penalty"}
@@ -89,7 +89,7 @@ def _without_cache(definition: RewardDefinition) -> RewardDefinition:
 def _as_scored(result: RewardResult, sample: SampleForScoring) -> Scored | Failed:
     answers = [c.answer for c in result.components.values() if isinstance(c.answer, Scored)]
     if result.reward is None:
-        return Failed(id=None, ok=False, error=_error(result))
+        return _no_reward(result)
     return Composed(
         id=None,
         ok=True,
@@ -105,7 +105,7 @@ def _as_scored(result: RewardResult, sample: SampleForScoring) -> Scored | Faile
     )
 
 
-def _error(result: RewardResult) -> WireError:
+def _no_reward(result: RewardResult) -> Failed:
     """Return why there is no reward. A closed gate is no error of the text: it has no penalty."""
     missing = [c for c in result.components.values() if c.weight and c.status != "ok"]
     statuses = [component.status for component in missing if component.status != "skipped"]
@@ -113,4 +113,4 @@ def _error(result: RewardResult) -> WireError:
     for status in (*TEXT_ERROR_TYPES, BAD_SOURCE):
         if status in statuses:
             type = status
-    return WireError(type=type, message=result.reason or "no reward", retryable=result.is_transient)
+    return failure(type, result.reason or "no reward", retryable=result.is_transient)

@@ -6,7 +6,6 @@ from typing import Any
 
 from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.rewards.component import ScoreComponent, score_stat
-from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.judging import Judged
 from trainer.translation.rewards.reward_batch import VERDICT
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -16,6 +15,7 @@ class JudgeVerdict(ScoreComponent):
     """Component: w_judge times the score of a rubric."""
 
     name = "judge"
+    weight_key = "w_judge"
     service = VERDICT
     optional = True
     table = (
@@ -25,14 +25,8 @@ class JudgeVerdict(ScoreComponent):
     )
     curves = (Curve.with_held_out("judge's score", "judge_score_mean"),)
 
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_judge."""
-        return cfg.w_judge
-
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return score and verdict; {} if it was not requested."""
-        if VERDICT not in reward.services:
-            return {}
+        """Return score and verdict."""
         answer = reward.answers.get(VERDICT)
         verdict = answer.verdict.model_dump() if isinstance(answer, Judged) else None
         return {"judge_score": reward.score(VERDICT), "judge_verdict": verdict}

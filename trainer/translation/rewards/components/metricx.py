@@ -13,6 +13,7 @@ class MetricX(ScoreComponent):
     """Component: w_metricx (metricx_offset - score)."""
 
     name = "metricx"
+    weight_key = "w_metricx"
     service = "metricx"
     higher_is_better = False
     table = (
@@ -28,10 +29,6 @@ class MetricX(ScoreComponent):
         StatSpec(key="metricx_coverage", title="MetricX coverage", better="higher"),
     )
     curves = (Curve.with_held_out("MetricX score (lower is better)", "metricx_score_mean"),)
-
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_metricx."""
-        return cfg.w_metricx
 
     def value_of_score(self, score: float, cfg: RewardConfig) -> float:
         """Return `metricx_reward`."""

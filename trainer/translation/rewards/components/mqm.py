@@ -13,7 +13,7 @@ from trainer.translation.rewards.component import RewardComponent, coverage_stat
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import MQM
 from trainer.translation.rewards.sample_reward import SampleReward
-from trainer.translation.rewards.span_penalties import add_span_penalties
+from trainer.translation.rewards.span_penalties import SpanComponent
 from trainer.translation.rollouts import TranslationRollout
 
 
@@ -42,10 +42,11 @@ def _count_stat(key: str, title: str, column: str = "", *, in_console: bool = Fa
     )
 
 
-class MQMSpans(RewardComponent):
+class MQMSpans(SpanComponent):
     """Component: w_mqm_span times the penalty of each token inside a span of `mqm`."""
 
     name = "mqm_spans"
+    weight_key = "w_mqm_span"
     service = MQM
     higher_is_better = False
     optional = True
@@ -57,20 +58,8 @@ class MQMSpans(RewardComponent):
     )
     curves = (Curve.with_held_out("MQM errors a segment", "mqm_spans_mean"),)
 
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_mqm_span, if any severity has a weight."""
-        return cfg.weight_of_spans(cfg.w_mqm_span)
-
-    def add_reward(
-        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
-    ) -> None:
-        """Record the token penalties, and which tokens the model has read."""
-        add_span_penalties(reward, rollout, cfg, MQM, cfg.w_mqm_span)
-
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-        """Return stats of the scored samples; {} if none was requested."""
-        if not self.is_requested(rewards):
-            return {}
+        """Return stats of the scored samples."""
         answers = _answers(rewards)
         return {
             **mean_std("mqm_score", [answer.score for answer in answers]),
@@ -80,9 +69,7 @@ class MQMSpans(RewardComponent):
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return score, spans and errors without a position; {} if it was not requested."""
-        if MQM not in reward.services:
-            return {}
+        """Return score, spans and errors without a position."""
         return {
             "mqm_score": reward.score(MQM),
             "mqm_spans": _plain(reward, "error_spans"),
@@ -125,9 +112,7 @@ class Omissions(RewardComponent):
             reward.token_rewards[-1] += cfg.w_omission * penalty
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-        """Return stats of the scored samples, before the weight; {} if none was requested."""
-        if not self.is_requested(rewards):
-            return {}
+        """Return stats of the scored samples, before the weight."""
         answers = _answers(rewards)
         return {
             "omissions_mean": mean_of([len(answer.omissions or ()) for answer in answers]),
@@ -135,8 +120,8 @@ class Omissions(RewardComponent):
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
-        """Return the omitted parts of the source; {} if it was not requested."""
-        return {"omissions": _plain(reward, "omissions")} if MQM in reward.services else {}
+        """Return the omitted parts of the source."""
+        return {"omissions": _plain(reward, "omissions")}
 
 
 def _answers(rewards: Sequence[SampleReward]) -> list[Scored]:

@@ -12,10 +12,7 @@ class NoEOS(RewardComponent):
     """Component: -no_eos_penalty for truncated completions."""
 
     name = "no_eos"
-
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return no_eos_penalty."""
-        return cfg.no_eos_penalty
+    weight_key = "no_eos_penalty"
 
     def add_reward(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig

@@ -10,13 +10,11 @@ from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import ErrorSpan, Scored, Severity
 from scorekit.scorers import SampleForScoring
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
-from trainer.translation.rewards.component import RewardComponent
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import Scores
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.sources import Ask
-from trainer.translation.rewards.span_penalties import add_span_penalties
-from trainer.translation.rollouts import TranslationRollout
+from trainer.translation.rewards.span_penalties import SpanComponent
 
 #: Severities with a separate stat; all others are counted together, as UNKNOWN.
 SEVERITIES = get_args(Severity)
@@ -42,10 +40,11 @@ def _severity_stat(severity: str, column: str) -> StatSpec:
     )
 
 
-class XCOMETSpans(RewardComponent):
+class XCOMETSpans(SpanComponent):
     """Component: w_xcomet_span times the penalty of each token inside a span."""
 
     name = "xcomet_spans"
+    weight_key = "w_xcomet_span"
     service = "xcomet"
     table = (
         StatSpec(key="token_rewards_mean", column="tokens"),
@@ -84,16 +83,6 @@ class XCOMETSpans(RewardComponent):
         Curve.with_held_out("error spans a segment", "spans_mean"),
         Curve(title="token reward of spans", keys=("token_rewards_mean",)),
     )
-
-    def weight(self, cfg: RewardConfig) -> float:
-        """Return w_xcomet_span, if any severity has a weight."""
-        return cfg.weight_of_spans(cfg.w_xcomet_span)
-
-    def add_reward(
-        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
-    ) -> None:
-        """Record the token penalties, and which tokens the model has read."""
-        add_span_penalties(reward, rollout, cfg, "xcomet", cfg.w_xcomet_span)
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return the numbers of spans of a segment, by severity."""
