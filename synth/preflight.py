@@ -19,6 +19,7 @@ from uuid import uuid4
 from scorekit.client import ScoringClient
 from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import UserError
+from scorekit.llm import Sampling
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
@@ -240,8 +241,6 @@ async def _teacher(
 
     Raises UserError if it is down, refuses the key, lacks the model or chats, or has a short
     context; LLMError for other failures."""
-    from scorekit.llm import Sampling
-
     teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
     async with open_teacher(cfg, should_wait=should_wait) as teacher:
         outages.watch_service(

@@ -7,12 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, is_transient
 from scorekit.languages import language_name
+from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.text.chat_marks import neutral, restored
 from synth.config import SynthConfig, languages
@@ -22,9 +23,6 @@ from synth.record import SourceFailed, TemporaryFailure
 from synth.storage.answer_cache import AnswerCache
 from synth.storage.stats import CallStats, StageStats
 from synth.storage.store import Record, digest_of
-
-if TYPE_CHECKING:
-    from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 
 #: Consecutive failures after which an easy request is tried; if it fails, too, the run stops.
 FAILURES_IN_A_ROW = 10
@@ -43,8 +41,6 @@ class _TeacherRequest:
 
     def sampling(self, seed: int) -> Sampling:
         """Return the client's sampling parameters."""
-        from scorekit.llm import Sampling
-
         return Sampling(
             max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, seed=seed
         )
@@ -137,8 +133,6 @@ class Clients:
         self, request: _TeacherRequest, seed: int, part: range, keys: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """Return the candidates `part` by key; each is cached as soon as it arrives."""
-        from scorekit.llm import LLMError
-
         assert self._teacher is not None
         answers: dict[str, dict[str, Any]] = {}
 
@@ -187,8 +181,6 @@ class Clients:
 
     async def _teacher_answers(self, request: _TeacherRequest, n: int) -> bool:
         """Return True if the teacher answers an easy text: then the failure lies with the texts."""
-        from scorekit.llm import LLMError
-
         assert self._teacher is not None
         easy = self._messages(EASY)
         try:

@@ -9,22 +9,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import SecretStr
 
 from scorekit.client import ScoringClient
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.files import write_atomic
+from scorekit.llm import LLMClient
 from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
 from synth.execution.clients import Clients
 from synth.storage.answer_cache import open_answers
 from synth.storage.stats import StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_json, to_line
-
-if TYPE_CHECKING:
-    from scorekit.llm import LLMClient
 
 #: Config keys with the services' URLs.
 METRICX_URL, JUDGE_URL = "metricx.url", "filters.llm_judge.url"
@@ -40,8 +38,6 @@ def open_teacher(cfg: SynthConfig, *, should_wait: bool = True) -> LLMClient:
     """Return the teacher's client; its key comes from the environment.
 
     should_wait: retry as configured."""
-    from scorekit.llm import LLMClient
-
     teacher = cfg.teacher
     key = os.environ.get(teacher.api_key_env)
     return LLMClient(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -12,14 +12,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from scorekit.files import write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
+from synth.context import StageContext
 from synth.export.files import PAIRS, TRAIN
 from synth.export.manifest import corpus, row_counts, settings
 from synth.export.rows import arrow_schema, pair_schema
 from synth.reasons import explain
 from synth.storage.stats import StageCounts
-
-if TYPE_CHECKING:
-    from synth.context import StageContext
 
 #: The hub's size categories: (upper bound of rows, name).
 _SIZES = (

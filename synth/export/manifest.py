@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import scorekit
 from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
+from synth.context import StageContext
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
 from synth.storage.stats import StageCounts
 from synth.storage.store import StageFolder, read_json
-
-if TYPE_CHECKING:
-    from synth.context import StageContext
 
 #: Config keys about where a run is, which do not change its output.
 PLACES: dict[str, Any] = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from scorekit.languages import short_tag
+from scorekit.llm import Sampling
 from synth.config import SynthConfig, languages
 from synth.record import teacher_seed
 from synth.storage.store import Record
@@ -86,8 +87,6 @@ def sampling_maker(cfg: SynthConfig) -> Callable[[Record], dict[str, Any]]:
 
 def sampling_blocks(cfg: SynthConfig, kind: str) -> dict[str, Any]:
     """Return the parameters of the three requests for a kind of source, without seeds."""
-    from scorekit.llm import Sampling
-
     generation = cfg.teacher.generation
 
     def block(temperature: float, n: int = 1) -> dict[str, Any]:

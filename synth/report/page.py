@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from scorekit.config import load_config
@@ -303,8 +304,6 @@ def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
 
 def _draw_bars(spreads: list[tuple[Mapping[str, Any], str]], axes: Any) -> int:
     """Draw histograms with common bins as percentages, so that sets of any size compare."""
-    import numpy as np
-
     if not spreads:
         return 0
 

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from scorekit.files import replace_file, write_atomic
 from synth.reasons import Reason
 from synth.storage.store import Record, to_line
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: An entry of the index: `at` and `size` locate the record's line in the part.
 _ENTRY = [("priority", "<u8"), ("stratum", "<u2"), ("at", "<i8"), ("size", "<i8")]
@@ -80,8 +79,6 @@ class Part:
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield the index in chunks."""
-        import numpy as np
-
         with self.entries.open("rb") as file:
             while len(chunk := np.fromfile(file, dtype=np.dtype(_ENTRY), count=_CHUNK)):
                 yield chunk
@@ -91,8 +88,6 @@ class PartWriter:
     """Writes a part: under temporary names until `commit`."""
 
     def __init__(self, part: Part) -> None:
-        import numpy as np
-
         self._part = part
         self._files = [
             (path, path.with_name(f".{path.name}.tmp")) for path in (part.texts, part.entries)

@@ -9,21 +9,21 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import put_folder
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
+from synth.context import StageContext
 from synth.cost import PACKED, Cost, Sizes
 from synth.execution.stage_types import GlobalStage
+from synth.export.card import write_card
 from synth.export.files import FOLDER, FileJob, changed_files, is_written, plan_files, write_files
+from synth.export.manifest import write_manifest
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.storage.stats import funnel
 from synth.storage.store import StageFolder, read_json
-
-if TYPE_CHECKING:
-    from synth.context import StageContext
 
 #: Folder of an export until it is complete and renamed.
 STAGING = ".export"
@@ -66,9 +66,6 @@ class Export(GlobalStage):
 
     def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Write the export. Raises UserError if the filter has not finished all shards."""
-        from synth.export.card import write_card
-        from synth.export.manifest import write_manifest
-
         source = ctx.input_of(self)
         if not source.done():
             raise UserError(f"{source.path}: not done; resume --stage {source.name} first")

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import structlog
 
 from scorekit.errors import UserError
@@ -36,9 +37,6 @@ from synth.storage.distributions import Distribution, DistributionChart, Distrib
 from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
 from synth.storage.parquet import ParquetFile
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
-
-if TYPE_CHECKING:
-    import numpy as np
 
 log = structlog.get_logger()
 
