@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
         console.print(warning, soft_wrap=True)
     port = cfg.run.prometheus_port
     try:
-        with _exporter(port) if port is not None else nullcontext() as exporter:
+        with closing(Exporter(port)) if port is not None else nullcontext() as exporter:
             for name in options.stages:
                 if not _run_one(name, cfg, out_dir, options, console, exporter):
                     return
@@ -259,15 +259,6 @@ def _without_credentials(cfg: SynthConfig) -> SynthConfig:
     cleaned.metricx.url = bare(cleaned.metricx.url)
     cleaned.filters.llm_judge.url = bare(cleaned.filters.llm_judge.url)
     return cleaned
-
-
-@contextmanager
-def _exporter(port: int) -> Iterator[Exporter]:
-    exporter = Exporter(port)
-    try:
-        yield exporter
-    finally:
-        exporter.close()
 
 
 class _Rate(ProgressColumn):

@@ -123,11 +123,8 @@ class XCometBackend(CheckpointBackend):
     def probe(self, words: int) -> TranslationSample:
         """Return a translation of about `words` words on each side."""
         sample = translation_probe(words)
-        return sample.model_copy(update={"ref": sample.mt}) if self._requires_reference else sample
-
-    @property
-    def _requires_reference(self) -> bool:
-        return self.comet.inputs["ref"] == "required"
+        requires_reference = self.comet.inputs["ref"] == "required"
+        return sample.model_copy(update={"ref": sample.mt}) if requires_reference else sample
 
     def _encode(
         self,
@@ -161,7 +158,7 @@ class XCometBackend(CheckpointBackend):
     def _describe(self, checkpoint: Checkpoint) -> ScoreDescription:
         comet = self.comet
         tokenizer = comet.tokenizer.backend_tokenizer.to_str().encode()
-        local = checkpoint.encoder_is_local
+        local, own = checkpoint.encoder_is_local, self._implementation == "own"
         return ScoreDescription(
             model=checkpoint.name,
             revision=checkpoint.revision or digest_files(checkpoint.scoring_files()),
@@ -174,7 +171,7 @@ class XCometBackend(CheckpointBackend):
             inputs=comet.inputs,
             versions={
                 **installed_versions("torch", "transformers", "tokenizers"),
-                "comet": self._upstream_version(),
+                "comet": None if own else installed_versions("unbabel-comet")["unbabel-comet"],
             },
             engine={  # part of the cache key: implementations do not share scores
                 "implementation": self._implementation,
@@ -183,11 +180,6 @@ class XCometBackend(CheckpointBackend):
                 "tokenizer_digest": hashlib.blake2b(tokenizer, digest_size=16).hexdigest(),
             },
         )
-
-    def _upstream_version(self) -> str | None:
-        if self._implementation == "own":
-            return None
-        return installed_versions("unbabel-comet")["unbabel-comet"]
 
 
 class XCometXLScorer(LocalScorer):

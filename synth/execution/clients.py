@@ -138,9 +138,9 @@ class Clients:
 
         async def keep(choices: Sequence[Choice]) -> None:
             self._failing["the teacher"] = 0
-            arrived = [(keys[part.start + c.index], c.text, c.finish_reason) for c in choices]
             new_answers = {
-                key: {"text": text, "finish_reason": reason} for key, text, reason in arrived
+                keys[part.start + c.index]: {"text": c.text, "finish_reason": c.finish_reason}
+                for c in choices
             }
             await self._answers.put(new_answers)
             answers.update(new_answers)

@@ -81,16 +81,8 @@ class _Team:
         spawn = multiprocessing.get_context("spawn")
         left_open = spawn.Array("b", shards, lock=False)
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
-        context_fields = {
-            "out_dir": ctx.out_dir,
-            "fallback_dir": ctx.fallback_dir,
-            "resume": True,
-            "limit": ctx.limit,
-            "shard_id": ctx.shard_id,
-            "num_shards": ctx.num_shards,
-            "share": ctx.share,
-            "give_up": ctx.give_up,
-        }
+        names = ("out_dir", "fallback_dir", "limit", "shard_id", "num_shards", "share", "give_up")
+        context_fields = {name: getattr(ctx, name) for name in names} | {"resume": True}
         self.processes: dict[Connection, Any] = {}
         for _ in range(count):
             parent_pipe, child_pipe = spawn.Pipe()

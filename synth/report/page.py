@@ -57,7 +57,7 @@ def write_report(
         steps=_steps(counts, stages),
         rejections=[row for c in counts for row in _code_rows(c.stage, _by_count(c), c.records_in)],
         told=[row for c in counts for row in _code_rows(c.stage, c.told, c.records_out)],
-        candidates=_out_of_the_race(stages),
+        candidates=_explained(_spread(stages, "candidates_out")),
         unread=_unread(folder),
         strata=_strata(cfg, order, stages) if cfg else {},
         rescued=_spread(stages, "rescued"),
@@ -177,14 +177,8 @@ def _by_count(stage_counts: StageCounts) -> dict[str, int]:
 def _code_rows(stage: str, counts: Mapping[str, int], records: int) -> list[dict[str, Any]]:
     """Return a row for each code of a stage. records: all of which the counts are a part."""
     return [
-        {
-            "stage": stage,
-            "code": code,
-            "count": count,
-            "share": count / max(1, records),
-            "meaning": explain(code),
-        }
-        for code, count in counts.items()
+        {"stage": stage, "share": row["count"] / max(1, records), **row}
+        for row in _explained(counts)
     ]
 
 
@@ -199,18 +193,14 @@ def _spread(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next(filter(None, candidates), {})
 
 
-def _out_of_the_race(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the candidates that were excluded from the selection, by reason."""
-    counts = _spread(stages, "candidates_out")
-    return [
-        {"code": code, "count": count, "meaning": explain(code)} for code, count in counts.items()
-    ]
+def _explained(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row for each code, with its count and meaning."""
+    return [{"code": code, "count": n, "meaning": explain(code)} for code, n in counts.items()]
 
 
 def _unread(folder: Path) -> dict[str, Any]:
     """Return the unreadable documents: counts by code, and the first lines."""
     counts = read_json(StageFolder(folder, SampleSources.name).path / "counts.json") or {}
-    codes = counts.get("unreadable", {})
     lines = [
         {"file": file["file"], **line}
         for file in counts.get("files", ())
@@ -218,7 +208,7 @@ def _unread(folder: Path) -> dict[str, Any]:
     ]
     return {
         "documents": counts.get("documents", 0),
-        "codes": [{"code": c, "count": n, "meaning": explain(c)} for c, n in codes.items()],
+        "codes": _explained(counts.get("unreadable", {})),
         "lines": lines[:_LINES],
     }
 
