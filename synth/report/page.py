@@ -5,7 +5,7 @@ The page is one file without scripts and external content; every text is escaped
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ def write_report(
     counts = funnel((stage.name for stage in order), folder)
     if not counts:
         raise UserError(f"{folder}: no run here (no stage was started)")
-    stages = _read_stages(folder)
+    stages = (read_json(folder / "stats.json", "stages") or {}).get("stages", {})
     cfg = _config(folder)
     return write_html(
         folder / "report.html",
@@ -55,7 +55,11 @@ def write_report(
         facts=_facts(cfg, folder) if cfg else [],
         settings=_settings(cfg) if cfg else "",
         steps=_steps(counts, stages),
-        rejections=[row for c in counts for row in _code_rows(c.stage, _by_count(c), c.records_in)],
+        rejections=[
+            row
+            for c in counts  # of a stage, the most frequent first
+            for row in _code_rows(c.stage, dict(Counter(c.rejected).most_common()), c.records_in)
+        ],
         told=[row for c in counts for row in _code_rows(c.stage, c.told, c.records_out)],
         candidates=_explained(_spread(stages, "candidates_out")),
         unread=_unread(folder),
@@ -147,11 +151,6 @@ def _settings(cfg: SynthConfig) -> str:
     return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_stages(folder: Path) -> dict[str, Any]:
-    stages: dict[str, Any] = (read_json(folder / "stats.json", "stages") or {}).get("stages", {})
-    return stages
-
-
 def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the funnel. share: percent of the largest stage, for the bar."""
     largest = max(1, *(c.records_out for c in counts))
@@ -167,11 +166,6 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
         }
         for c in counts
     ]
-
-
-def _by_count(stage_counts: StageCounts) -> dict[str, int]:
-    """Return the rejected records by code, the most frequent first."""
-    return dict(sorted(stage_counts.rejected.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _code_rows(stage: str, counts: Mapping[str, int], records: int) -> list[dict[str, Any]]:
