@@ -1,9 +1,8 @@
 """Find a checkpoint of the COMET family, and check it before its weights are read.
 
-Two formats are supported:
-unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that of
-xCOMET-lite on the hub (`config.json` next to `model.safetensors`, as huggingface_hub's mixin writes
-them).
+Two formats are supported: unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that
+of xCOMET-lite on the hub (`config.json` next to `model.safetensors`, as huggingface_hub's mixin
+writes them).
 """
 
 from __future__ import annotations

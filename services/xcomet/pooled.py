@@ -1,8 +1,8 @@
 """COMET-22 and similar models: each text is encoded alone, and a head compares the embeddings.
 
 Rei et al. 2020, "COMET: A Neural Framework for MT Evaluation" (arXiv 2009.09025). Classes of
-unbabel-comet:
-`RegressionMetric` (with a reference), `ReferencelessRegression` (without) and `RankingMetric`.
+unbabel-comet: `RegressionMetric` (with a reference), `ReferencelessRegression` (without) and
+`RankingMetric`.
 
 Shapes: S samples, R rows (2 or 3 a sample), H hidden size.
 """

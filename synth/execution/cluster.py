@@ -29,7 +29,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     """Run this process's shards as Ray tasks; all nodes must see the run's folder.
 
     The config's budgets (concurrency, sequences, rate) are for the run: each task gets a share.
-    Raises UserError if there is no cluster, Unfinished if records are left open.
+    Raises UserError if there is no cluster, StageIncomplete if records are left open.
     """
     import ray
     import ray.exceptions

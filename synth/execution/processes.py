@@ -36,7 +36,7 @@ def run_map_stage_on_processes(
     """Run all of this call's shards with up to `processes` processes.
 
     The config's budgets are for the run: each process gets a share. Raises the error of a process,
-    Unfinished if records are left open, ScorekitError if all processes died.
+    StageIncomplete if records are left open, ScorekitError if all processes died.
     """
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
@@ -192,7 +192,7 @@ class _Reporter:
         self._reported_at = time.monotonic()
 
     def advance(self, done: int, total: int | None) -> None:
-        """Report progress, as `Context.advance`."""
+        """Report progress, as `StageContext.advance`."""
         if total is not None:
             self._pipe.send(("begin", (done, total)))
             return

@@ -1,4 +1,4 @@
-"""The process that reads files: `python -m services.retriever.index.worker FD`, for a `Reader`."""
+"""The process that reads files: `python -m services.retriever.index.worker FD`, for a `PageReader`."""
 
 from __future__ import annotations
 
