@@ -1,4 +1,4 @@
-"""The process that reads files: `python -m services.retriever.index.worker FD`, for a `PageReader`."""
+"""The process that reads files: `python -m services.retriever.index.worker FD`, for `PageReader`."""
 
 from __future__ import annotations
 
