@@ -1,4 +1,4 @@
-"""The process that reads files: `python -m services.retriever.index.worker FD`, for `PageReader`."""
+"""The process of a `PageReader`: `python -m services.retriever.index.worker FD` reads files."""
 
 from __future__ import annotations
 
