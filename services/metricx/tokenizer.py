@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
 
 from scorekit.errors import UserError
 from scorekit.server.unigram import read_unigram_file, t5_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
 
 _MAX_EXTRA_IDS = 10_000
 
@@ -30,8 +29,6 @@ def load_tokenizer(folder: Path, name: str) -> Tokenizer:
 
 
 def _load(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
     settings = _settings(folder)
     special = _special_tokens(settings)
     file, stored = folder / "spiece.model", folder / "tokenizer.json"
@@ -76,8 +73,6 @@ def _special_tokens(settings: dict[str, Any]) -> list[AddedToken]:
 
 
 def _added_token(key: str, token: Any) -> AddedToken:
-    from tokenizers import AddedToken
-
     fields = token if isinstance(token, dict) else {"content": token}
     if not isinstance(fields.get("content"), str):
         raise ValueError(f"tokenizer_config.json or special_tokens_map.json: {key} is no token")

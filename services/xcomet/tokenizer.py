@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from scorekit.errors import UserError
 from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _XLMR = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>"} | {
     name: f"<{name}>" for name in ("unk", "pad", "mask")
@@ -29,7 +28,6 @@ def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
 
     Raises OSError if the hub has none, UserError if sentencepiece's file cannot be read.
     """
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     file = _file(source, "tokenizer.json", local)

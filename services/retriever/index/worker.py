@@ -9,6 +9,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import PIL
+import pypdfium2
+
 from scorekit.files import write_atomic
 from scorekit.retrieval.wire import TextBox
 from services.retriever.index.images import UnreadableImage, png_of, read_image, sha256
@@ -88,9 +91,6 @@ def _read_file(
 
 def _key(content: bytes, rules: ReadingRules) -> str:
     """Return a digest of everything that the pages of a file depend on."""
-    import PIL
-    import pypdfium2
-
     versions = (pypdfium2.PDFIUM_INFO.version, PIL.__version__)
     content_key = "\0".join(map(str, (*rules, *versions, sha256(content))))
     return hashlib.sha256(content_key.encode()).hexdigest()[:32]
