@@ -26,6 +26,7 @@ from scorekit.schemas import Failed, Info
 from synth.config import SynthConfig, answers_place, languages, pair_configs
 from synth.context import Stage
 from synth.execution.clients import EASY, asking, judge_request
+from synth.execution.cluster import connect, on_a_node
 from synth.execution.services import (
     JUDGE_URL,
     METRICX_URL,
@@ -156,8 +157,6 @@ def _corpus(cfg: SynthConfig) -> tuple[None, str]:
 
 
 def _ray(cfg: SynthConfig) -> tuple[None, str]:
-    from synth.execution.cluster import connect
-
     return None, f"a cluster of {connect(cfg)} machines"
 
 
@@ -193,8 +192,6 @@ def _look_at_services(
     service."""
     answers: Mapping[str, tuple[dict[str, Info], str] | Exception]
     if options.engine == "ray":
-        from synth.execution.cluster import on_a_node
-
         if any(not check.ok for check in findings.checks if check.name == "ray"):
             return
         answers = on_a_node(_ask_all, cfg.model_dump(mode="json"), uses, should_wait)

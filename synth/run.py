@@ -29,6 +29,7 @@ from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig, languages
 from synth.context import Stage, StageContext
+from synth.execution.cluster import run_map_stage_on_ray
 from synth.execution.processes import run_map_stage_on_processes
 from synth.execution.stage_start import check_begun, prepare_stage
 from synth.execution.stage_types import GlobalStage, MapStage
@@ -185,8 +186,6 @@ def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: in
         if isinstance(stage, GlobalStage):
             run_whole_stage(stage, manifest, ctx)
         elif engine == "ray":
-            from synth.execution.cluster import run_map_stage_on_ray
-
             run_map_stage_on_ray(map_stage(name), manifest, ctx)
         else:
             run_map_stage_on_processes(map_stage(name), manifest, ctx, processes)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from jsonschema_rs import Draft202012Validator, ValidationError
+
 from scorekit.languages import short_tag
 from scorekit.llm import Sampling
 from synth.config import SynthConfig, languages
@@ -136,8 +138,6 @@ def schema() -> dict[str, Any]:
 
 def row_check() -> Callable[[Record], None]:
     """Return a function that raises ValueError for a row that does not fit the schema (a bug)."""
-    from jsonschema_rs import Draft202012Validator, ValidationError
-
     validator = Draft202012Validator(schema())
 
     def check(row: Record) -> None:
