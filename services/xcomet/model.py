@@ -142,7 +142,7 @@ class XCometBackend(CheckpointBackend):
     def _describe(self, checkpoint: Checkpoint) -> ScoreDescription:
         comet = self.comet
         tokenizer = comet.tokenizer.backend_tokenizer.to_str().encode()
-        local, own = checkpoint.encoder_is_local, self._implementation == "own"
+        local, is_own = checkpoint.encoder_is_local, self._implementation == "own"
         return ScoreDescription(
             model=checkpoint.name,
             revision=checkpoint.revision or digest_files(checkpoint.scoring_files()),
@@ -155,7 +155,7 @@ class XCometBackend(CheckpointBackend):
             inputs=comet.inputs,
             versions={
                 **installed_versions("torch", "transformers", "tokenizers"),
-                "comet": None if own else installed_versions("unbabel-comet")["unbabel-comet"],
+                "comet": None if is_own else installed_versions("unbabel-comet")["unbabel-comet"],
             },
             engine={  # part of the cache key: implementations do not share scores
                 "implementation": self._implementation,
