@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from scorekit.client.transport import checked_url
 from scorekit.config import Config
 from scorekit.errors import UserError
 from synth.filters import RuleConfig
@@ -18,8 +19,6 @@ REDIS_PASSWORD = "SYNTH_REDIS_PASSWORD"
 
 
 def _service(urls: str | list[str]) -> str | list[str]:
-    from scorekit.client.transport import checked_url
-
     for url in [urls] if isinstance(urls, str) else urls:
         try:
             checked_url(url)

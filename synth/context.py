@@ -61,6 +61,11 @@ class StageContext:
     print_line: Callable[[str], None] = lambda line: None
     stats: StageStats = field(default_factory=StageStats)
 
+    @property
+    def folders(self) -> list[Path]:
+        """Return the folders that may have a stage's output: of this run, then the fallback."""
+        return [folder for folder in (self.out_dir, self.fallback_dir) if folder is not None]
+
     def folder(self, stage: str) -> StageFolder:
         """Return the output folder of a stage of this run."""
         return StageFolder(self.out_dir, stage)

@@ -67,35 +67,30 @@ def write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
 
     Files are hard links if the file system supports them. Returns None if a pair is not exported
     yet."""
-    # One process at a time, because it removes all files that are not its own.
-    with hold_locks(
-        [(cfg.run.out_dir / ".locks" / "dataset.lock", False)], "write it", wait=log.info
-    ):
-        return _write_dataset(cfg, options)
-
-
-def _write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     folder = cfg.run.out_dir / FOLDER
     pairs = []
-    for name, pair_cfg in pair_configs(cfg).items():
-        pair_folder = run_folder(pair_cfg, options)
-        stage = StageFolder(pair_folder, FOLDER)
-        counts = count_stage(stage)
-        if counts is None or not stage.done():
-            return None
-        _link(pair_folder / FOLDER, folder / name)
-        source, target = languages(pair_cfg)
-        pairs.append(
-            {
-                "name": name,
-                "rows": counts.records_out,
-                "source": language_name(source),
-                "target": language_name(target),
-                "tags": (source, target),
-                "card": _front_matter(folder / name / "README.md"),
-            }
-        )
-    write_atomic(folder / "README.md", dataset_card(pairs).encode())
+    lock = cfg.run.out_dir / ".locks" / "dataset.lock"
+    # One process at a time, because it removes all files that are not its own.
+    with hold_locks([(lock, False)], "write it", wait=log.info):
+        for name, pair_cfg in pair_configs(cfg).items():
+            pair_folder = run_folder(pair_cfg, options)
+            stage = StageFolder(pair_folder, FOLDER)
+            counts = count_stage(stage)
+            if counts is None or not stage.done():
+                return None
+            _link(pair_folder / FOLDER, folder / name)
+            source, target = languages(pair_cfg)
+            pairs.append(
+                {
+                    "name": name,
+                    "rows": counts.records_out,
+                    "source": language_name(source),
+                    "target": language_name(target),
+                    "tags": (source, target),
+                    "card": _front_matter(folder / name / "README.md"),
+                }
+            )
+        write_atomic(folder / "README.md", dataset_card(pairs))
     return folder
 
 

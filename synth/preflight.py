@@ -19,12 +19,14 @@ from uuid import uuid4
 from scorekit.client import ScoringClient
 from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import UserError
+from scorekit.llm import Sampling
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
 from synth.config import SynthConfig, answers_place, languages, pair_configs
 from synth.context import Stage
 from synth.execution.clients import EASY, asking, judge_request
+from synth.execution.cluster import connect, on_a_node
 from synth.execution.services import (
     JUDGE_URL,
     METRICX_URL,
@@ -155,8 +157,6 @@ def _corpus(cfg: SynthConfig) -> tuple[None, str]:
 
 
 def _ray(cfg: SynthConfig) -> tuple[None, str]:
-    from synth.execution.cluster import connect
-
     return None, f"a cluster of {connect(cfg)} machines"
 
 
@@ -192,8 +192,6 @@ def _look_at_services(
     service."""
     answers: Mapping[str, tuple[dict[str, Info], str] | Exception]
     if options.engine == "ray":
-        from synth.execution.cluster import on_a_node
-
         if any(not check.ok for check in findings.checks if check.name == "ray"):
             return
         answers = on_a_node(_ask_all, cfg.model_dump(mode="json"), uses, should_wait)
@@ -240,8 +238,6 @@ async def _teacher(
 
     Raises UserError if it is down, refuses the key, lacks the model or chats, or has a short
     context; LLMError for other failures."""
-    from scorekit.llm import Sampling
-
     teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
     async with open_teacher(cfg, should_wait=should_wait) as teacher:
         outages.watch_service(

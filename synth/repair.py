@@ -43,8 +43,6 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
 def _errors(stage: Stage, folder: StageFolder) -> Iterator[str]:
     """Yield a line for each damaged shard, or for the stage."""
     try:
-        folder.shards()
+        yield from stage.errors(folder)
     except UserError as error:
         yield str(error)
-        return
-    yield from stage.errors(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig, languages
 from synth.context import Stage, StageContext
+from synth.execution.cluster import run_map_stage_on_ray
 from synth.execution.processes import run_map_stage_on_processes
 from synth.execution.stage_start import check_begun, prepare_stage
 from synth.execution.stage_types import GlobalStage, MapStage
@@ -89,7 +90,7 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
         console.print(warning, soft_wrap=True)
     port = cfg.run.prometheus_port
     try:
-        with _exporter(port) if port is not None else nullcontext() as exporter:
+        with closing(Exporter(port)) if port is not None else nullcontext() as exporter:
             for name in options.stages:
                 if not _run_one(name, cfg, out_dir, options, console, exporter):
                     return
@@ -185,8 +186,6 @@ def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: in
         if isinstance(stage, GlobalStage):
             run_whole_stage(stage, manifest, ctx)
         elif engine == "ray":
-            from synth.execution.cluster import run_map_stage_on_ray
-
             run_map_stage_on_ray(map_stage(name), manifest, ctx)
         else:
             run_map_stage_on_processes(map_stage(name), manifest, ctx, processes)
@@ -259,15 +258,6 @@ def _without_credentials(cfg: SynthConfig) -> SynthConfig:
     cleaned.metricx.url = bare(cleaned.metricx.url)
     cleaned.filters.llm_judge.url = bare(cleaned.filters.llm_judge.url)
     return cleaned
-
-
-@contextmanager
-def _exporter(port: int) -> Iterator[Exporter]:
-    exporter = Exporter(port)
-    try:
-        yield exporter
-    finally:
-        exporter.close()
 
 
 class _Rate(ProgressColumn):

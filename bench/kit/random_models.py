@@ -102,7 +102,7 @@ class RandomXComet(XCometBackend):
                     module.float()
             return metric
 
-        with mock.patch("services.xcomet.model.load_metric", make):
+        with mock.patch("services.xcomet.loading.load_metric", make):
             return super().load()
 
 

@@ -148,10 +148,7 @@ class EmbedderBackend(CheckpointBackend):
         try:
             if self._pooling is None:
                 model = SentenceTransformer(
-                    str(folder),
-                    device=str(self._device),
-                    local_files_only=True,
-                    model_kwargs=weights,
+                    str(folder), device=device, local_files_only=True, model_kwargs=weights
                 )
             else:
                 transformer = Transformer(
@@ -190,11 +187,9 @@ def _positions(network: Any) -> int | None:
     num_positions = getattr(network.config, "max_position_embeddings", None)
     embeddings = getattr(getattr(network, "embeddings", None), "position_embeddings", None)
     padding_idx = getattr(embeddings, "padding_idx", None)
-    return (
-        num_positions
-        if num_positions is None or padding_idx is None
-        else num_positions - padding_idx - 1
-    )
+    if num_positions is None or padding_idx is None:
+        return num_positions
+    return num_positions - padding_idx - 1
 
 
 def _pooling(model: Any, folder: Path, has_prompts: bool) -> str:

@@ -8,6 +8,8 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
+
 from scorekit.errors import SampleError
 from scorekit.llm import image_part
 
@@ -40,8 +42,6 @@ def _part(field: str, image: str) -> dict[str, Any]:
 
 
 def _header(field: str, data: bytes) -> tuple[str, int, int]:
-    from PIL import Image
-
     try:
         with Image.open(io.BytesIO(data), formats=tuple(MEDIA_TYPES)) as image:
             return str(image.format), image.width, image.height

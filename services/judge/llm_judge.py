@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
 from scorekit.llm.errors import LLM_ERROR_TYPES, MISTAKES, OperatorMistake
-from scorekit.schemas import TaskInfo
+from services.judge.mqm import MqmTask
+from services.judge.rubrics import Rubric
 from services.judge.spending import Spending
 
 log = structlog.get_logger()
@@ -25,58 +25,8 @@ _RETRY_NOTE = (
 )
 
 
-class JudgeTask(Protocol):
-    """A task of the judge: a rubric, or the errors of a translation."""
-
-    @property
-    def digest(self) -> str:
-        """Return a digest over everything that shapes an answer."""
-        ...
-
-    @property
-    def max_tokens(self) -> int:
-        """Return the largest number of tokens of an answer."""
-        ...
-
-    @property
-    def schema_(self) -> dict[str, Any]:
-        """Return the JSON schema of the answer."""
-        ...
-
-    @property
-    def info(self) -> TaskInfo:
-        """Return the score's range and direction."""
-        ...
-
-    def temperature_of(self, votes: int) -> float:
-        """Return the temperature to use if the request names none."""
-        ...
-
-    def prepare(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Return the sample's texts. Raises SampleError if they do not fit the task."""
-        ...
-
-    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the sample's images as parts of a message. Raises SampleError."""
-        ...
-
-    def outcome_without_llm(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
-        """Return the outcome if no LLM call is required, else None."""
-        ...
-
-    def messages(
-        self, texts: Mapping[str, str], images: Sequence[dict[str, Any]] = (), retry_note: str = ""
-    ) -> list[Message]:
-        """Return the chat. retry_note: text added at its end when the LLM is asked again."""
-        ...
-
-    def read(self, answer: Mapping[str, Any], texts: Mapping[str, str]) -> Any:
-        """Parse an answer that fits the schema. Raises LLMError if it contradicts itself."""
-        ...
-
-    def outcome(self, answers: Sequence[Any], texts: Mapping[str, str]) -> dict[str, Any]:
-        """Return the outcome of the parsed answers."""
-        ...
+#: A task of the judge: a rubric, or the errors of a translation.
+JudgeTask = Rubric | MqmTask
 
 
 class JudgeRequest(NamedTuple):

@@ -157,12 +157,9 @@ class MetricXBackend(CheckpointBackend):
     def _find_tokenizer(self, model_folder: Path) -> tuple[str, Path]:
         name = self._tokenizer_name
         if name is None:
-            has_tokenizer = any(model_folder.glob("tokenizer.json")) or any(
-                model_folder.glob("spiece.model")
-            )
-            name = self._model_name if has_tokenizer else METRICX_TOKENIZER
-            if has_tokenizer:
-                return name, model_folder
+            if any((model_folder / file).exists() for file in ("tokenizer.json", "spiece.model")):
+                return self._model_name, model_folder
+            name = METRICX_TOKENIZER
         return name, fetch_model(name, None, T5_TOKENIZER_FILES, "--tokenizer")
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
 
 from scorekit.errors import UserError
 from scorekit.server.unigram import read_unigram_file, t5_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import AddedToken, Tokenizer
 
 _MAX_EXTRA_IDS = 10_000
 
@@ -30,14 +29,13 @@ def load_tokenizer(folder: Path, name: str) -> Tokenizer:
 
 
 def _load(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
     settings = _settings(folder)
     special = _special_tokens(settings)
     file, stored = folder / "spiece.model", folder / "tokenizer.json"
     if file.is_file():
         tokenizer = t5_tokenizer(read_unigram_file(file), settings["extra_ids"], special)
-        if stored.is_file() and _vocabulary(stored) != tokenizer.get_vocab():
+        vocabulary = tokenizer.get_vocab()
+        if stored.is_file() and Tokenizer.from_file(str(stored)).get_vocab() != vocabulary:
             raise ValueError(
                 "spiece.model, with extra_ids of tokenizer_config.json, and tokenizer.json have "
                 "other pieces; remove the file that is not the model's"
@@ -48,14 +46,10 @@ def _load(folder: Path) -> Tokenizer:
         tokenizer.add_special_tokens([token for token in special if token.content not in written])
     else:
         raise ValueError(f"{folder} has neither spiece.model nor tokenizer.json")
-    _check_added(folder, tokenizer)
+    for token, id in _json(folder / "added_tokens.json").items():
+        if tokenizer.token_to_id(token) != id:
+            raise ValueError(f"added_tokens.json has {token}, no piece with the id {id}")
     return tokenizer
-
-
-def _vocabulary(stored: Path) -> dict[str, int]:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(stored)).get_vocab()
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -79,20 +73,11 @@ def _special_tokens(settings: dict[str, Any]) -> list[AddedToken]:
 
 
 def _added_token(key: str, token: Any) -> AddedToken:
-    from tokenizers import AddedToken
-
     fields = token if isinstance(token, dict) else {"content": token}
     if not isinstance(fields.get("content"), str):
         raise ValueError(f"tokenizer_config.json or special_tokens_map.json: {key} is no token")
     flags = {k: bool(fields.get(k)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
     return AddedToken(fields["content"], special=True, **flags)
-
-
-def _check_added(folder: Path, tokenizer: Tokenizer) -> None:
-    """Raise ValueError for tokens of added_tokens.json that the tokenizer does not have."""
-    for token, id in _json(folder / "added_tokens.json").items():
-        if tokenizer.token_to_id(token) != id:
-            raise ValueError(f"added_tokens.json has {token}, no piece with the id {id}")
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,22 +34,6 @@ class BackendName(StrEnum):
 
 #: Largest number of skipped files, or of pages without text, that are listed.
 _MAX_LISTED = 10
-
-
-class _BackendOptions(NamedTuple):
-    """Options of the backends."""
-
-    korean: Literal["morphemes", "bigrams"]
-    embeddings_url: str | None
-    embeddings_model: str | None
-    query_prefix: str
-    page_prefix: str
-    late_url: str | None
-    late_model: str | None
-    late_vectors: Path | None
-    late_query_prefix: str
-    late_prompt: str
-    approximate: bool | None
 
 
 _Sources = Annotated[
@@ -136,19 +120,15 @@ def make_index(
 
     The same command goes on where it was stopped. What cannot be read is listed and skipped.
     """
-    options = _BackendOptions(
-        korean,
-        embeddings_url,
-        embeddings_model,
-        query_prefix,
-        page_prefix,
-        late_url,
-        late_model,
-        late_vectors,
-        late_query_prefix,
-        late_prompt,
-        approximate,
-    )
+    builders: dict[BackendName, Callable[[], IndexBuilder]] = {
+        BackendName.BM25: lambda: Bm25Builder(korean),
+        BackendName.DENSE: lambda: _dense_builder(
+            embeddings_url, embeddings_model, query_prefix, page_prefix
+        ),
+        BackendName.LATE: lambda: _late_builder(
+            late_url, late_model, late_vectors, late_query_prefix, late_prompt, approximate
+        ),
+    }
     names = list(dict.fromkeys(backend or [BackendName.BM25]))
     with clean_exit(stopped="stopped: run the same command to continue"):
         if approximate is not None and BackendName.LATE not in names:
@@ -156,7 +136,7 @@ def make_index(
         manifest = ingest(
             sources,
             index,
-            [_builder(name, options) for name in names],
+            [builders[name]() for name in names],
             ReadingRules(dpi, max_pixels, ocr),
             timeout_s=page_timeout,
             workers=workers,
@@ -165,38 +145,36 @@ def make_index(
         _print_summary(manifest)
 
 
-def _builder(name: BackendName, options: _BackendOptions) -> IndexBuilder:
-    if name == BackendName.BM25:
-        return Bm25Builder(options.korean)
-    if name == BackendName.DENSE:
-        if options.embeddings_url is None:
-            raise UserError("--backend dense: requires --embeddings-url")
-        return DenseBuilder(
-            options.embeddings_url,
-            options.embeddings_model,
-            options.query_prefix,
-            options.page_prefix,
-        )
-    if options.late_model is None or (options.late_url is None) == (options.late_vectors is None):
+def _dense_builder(
+    url: str | None, model: str | None, query_prefix: str, page_prefix: str
+) -> DenseBuilder:
+    if url is None:
+        raise UserError("--backend dense: requires --embeddings-url")
+    return DenseBuilder(url, model, query_prefix, page_prefix)
+
+
+def _late_builder(
+    url: str | None,
+    model: str | None,
+    vectors: Path | None,
+    query_prefix: str,
+    prompt: str,
+    approximate: bool | None,
+) -> LateBuilder | VectorFile:
+    if model is not None and vectors is not None and url is None:
+        return VectorFile(vectors, model, query_prefix, approximate=approximate)
+    if model is None or url is None or vectors is not None:
         raise UserError(
             "--backend late: requires --late-model, and exactly one of --late-url and "
             "--late-vectors"
         )
-    if options.late_vectors is not None:
-        return VectorFile(
-            options.late_vectors,
-            options.late_model,
-            options.late_query_prefix,
-            approximate=options.approximate,
-        )
-    assert options.late_url is not None
     return LateBuilder(
-        options.late_url,
-        options.late_model,
+        url,
+        model,
         key=os.environ.get("VLLM_API_KEY"),
-        query_prefix=options.late_query_prefix,
-        prompt=options.late_prompt,
-        approximate=options.approximate,
+        query_prefix=query_prefix,
+        prompt=prompt,
+        approximate=approximate,
     )
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, RootModel, model_validator
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
 from scorekit.schemas import ModelRef, Wire, WireAnswer, as_integer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, ParsedRequest
-from services.retriever.endpoint import MOST_HITS, Query, SearchEndpoint, hits_of, parsed_request
+from services.retriever.endpoint import MOST_HITS, Query, SearchEndpoint, parsed_request
 
 #: Default number of hits, as on those servers.
 _RETRIEVED, _SEARCHED = 3, 10
@@ -151,4 +151,4 @@ def _all(answers: Sequence[Answer | None]) -> list[list[dict[str, Any]]]:
             if error.type == "timeout":
                 kind = "timeout"
             raise RequestError(kind, f"queries.{index}: {error}")
-    return [hits_of(answer) for answer in answers if isinstance(answer, bytes)]
+    return [from_json(answer)["hits"] for answer in answers if isinstance(answer, bytes)]

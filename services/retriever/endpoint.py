@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI
 from pydantic import BaseModel, BeforeValidator, FailFast, Field, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, PageHit
@@ -260,12 +260,6 @@ def parsed_request(
         raise RequestError("too_large", f"hits: times the queries more than {limit}")
     cache = cache and top_k <= _MAX_CACHED_HITS
     return ParsedRequest(queries, SearchOptions(top_k), [top_k], cache, priority, timeout_s)
-
-
-def hits_of(answer: bytes) -> list[dict[str, Any]]:
-    """Return the hits of a serialized outcome."""
-    hits: list[dict[str, Any]] = from_json(answer)["hits"]
-    return hits
 
 
 def hit_of(page: PageRecord) -> bytes:

@@ -1,9 +1,8 @@
 """Find a checkpoint of the COMET family, and check it before its weights are read.
 
-Two formats are supported:
-unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that of
-xCOMET-lite on the hub (`config.json` next to `model.safetensors`, as huggingface_hub's mixin writes
-them).
+Two formats are supported: unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that
+of xCOMET-lite on the hub (`config.json` next to `model.safetensors`, as huggingface_hub's mixin
+writes them).
 """
 
 from __future__ import annotations
@@ -13,12 +12,15 @@ import logging
 import pickle
 import re
 import zipfile
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
+import numpy as np
 import yaml
 
 from scorekit.errors import UserError
@@ -187,20 +189,15 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
 @contextmanager
 def safe_unpickling() -> Iterator[None]:
     """Allow `torch.load(weights_only=True)` to build tensors and the types of hyper-parameters."""
-    import argparse
-    import collections
-    import pathlib
-
-    import numpy as np
     import torch
 
     numbers = [type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "bool")]
     harmless = [
-        argparse.Namespace,
-        collections.defaultdict,
+        Namespace,
+        defaultdict,
         dict,
         list,
-        pathlib.PosixPath,
+        PosixPath,
         *_numpy_scalars(),
         np.dtype,
         *numbers,
@@ -211,8 +208,6 @@ def safe_unpickling() -> Iterator[None]:
 
 def _numpy_scalars() -> list[Any]:
     """Return numpy's constructor of scalars, under the names of numpy 1 and numpy 2."""
-    import numpy as np
-
     # A scalar returns the function itself, whose module is private.
     build = np.float64(0).__reduce__()[0]
     name = "multiarray.scalar"

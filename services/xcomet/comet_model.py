@@ -1,13 +1,15 @@
-"""The base of all classes of the COMET family: which texts they read, and how ids are batched."""
+"""The base of all classes of the COMET family: which texts they read, and how ids are batched.
+
+Imported only to load a model, as the classes themselves."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreRange, TranslationSample, Wanted, XCometOptions
@@ -15,23 +17,8 @@ from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.queue.tokenizer import TokenizedText
 from services.xcomet.layer_capture import layer_weights
 
-if TYPE_CHECKING:
-    import torch
-
 #: `final_activation` -> smallest and largest output of the regression head.
 _BOUNDS = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
-
-
-@dataclass(slots=True)
-class TokenizedFields:
-    """The tokenized texts of a sample that its model reads, the translation first.
-
-    names: a subset of mt, src, ref. read: the ids of each.
-    """
-
-    names: tuple[str, ...]
-    read: list[TokenizedText]
-    mt: str
 
 
 class CometBase(ABC):
@@ -69,9 +56,11 @@ class CometBase(ABC):
 
     @abstractmethod
     def assemble(
-        self, parts: TokenizedFields, limit: int, options: XCometOptions
+        self, tokenized: dict[str, TokenizedText], mt: str, limit: int, options: XCometOptions
     ) -> Encoded | SampleError:
-        """Build the rows of a sample from its ids, of which no row has more than `limit`."""
+        """Build the rows of a sample from its ids, of which no row has more than `limit`.
+
+        tokenized: the texts that the model reads, by name, the translation `mt` first."""
 
     @abstractmethod
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
@@ -79,8 +68,6 @@ class CometBase(ABC):
 
     def table(self, rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return padded ids and their mask, both [R, L]."""
-        import torch
-
         lengths = np.array([len(row) for row in rows])
         table = np.full((len(rows), lengths.max()), self.tokenizer.pad_token_id)
         for k, row in enumerate(rows):
@@ -90,11 +77,13 @@ class CometBase(ABC):
         return ids, torch.from_numpy(is_token.astype(np.int64)).to(self._device)
 
 
-def input_fields(parts: TokenizedFields, is_cut: Sequence[bool], tokens: int) -> dict[str, Any]:
-    """Return a result's input fields. is_cut: for each part, True if its end was not read."""
+def input_fields(
+    tokenized: dict[str, TokenizedText], is_cut: Sequence[bool], tokens: int
+) -> dict[str, Any]:
+    """Return a result's input fields. is_cut: for each text, True if its end was not read."""
     truncated = dict.fromkeys(("mt", "src", "ref"), False)
     return {
         "tokens": tokens,
-        "truncated": truncated | dict(zip(parts.names, is_cut, strict=True)),
-        "mt_covered": parts.read[0].covered,
+        "truncated": truncated | dict(zip(tokenized, is_cut, strict=True)),
+        "mt_covered": tokenized["mt"].covered,
     }

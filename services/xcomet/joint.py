@@ -18,14 +18,16 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
+from scorekit.server.queue.tokenizer import TokenizedText
+from services.xcomet.comet_model import CometBase, input_fields
 from services.xcomet.layer_capture import LayerCapture, has_layer_norm
 from services.xcomet.spans import (
     SEVERITIES,
@@ -34,9 +36,6 @@ from services.xcomet.spans import (
     mqm_score,
     upstream_spans,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 log = logging.getLogger(__name__)
 
@@ -101,31 +100,31 @@ class Unified(CometBase):
     # ---- before the model ----
 
     def assemble(
-        self, parts: TokenizedFields, limit: int, options: XCometOptions
+        self, tokenized: dict[str, TokenizedText], mt: str, limit: int, options: XCometOptions
     ) -> Encoded | SampleError:
         """Return one row, or three if source and reference are read."""
         pad = self.tokenizer.pad_token_id
-        ids = [[i for i in read.ids if i != pad] for read in parts.read]
+        ids = [[i for i in read.ids if i != pad] for read in tokenized.values()]
         passes = [(0, 1)] if len(ids) == 2 else [(0, 1), (0, 2), (0, 1, 2)]
         full_rows = [self._join([ids[k] for k in segments]) for segments in passes]
         # A row that is too long is cut at its end. Losing the last </s> does not count as a cut.
-        cut_flags = [read.is_cut for read in parts.read]
+        cut_flags = [read.is_cut for read in tokenized.values()]
         for segments, row in zip(passes, full_rows, strict=True):
             excess = len(row) - 1 - limit
             for k in reversed(segments):
                 cut_flags[k] = cut_flags[k] or (excess > 0 and bool(ids[k]))
                 excess -= len(ids[k]) + self._separators
         if options.overlong == "error" and any(cut_flags):
-            longest = sum(read.total + 2 for read in parts.read)  # uncut, with special tokens
+            longest = sum(read.total + 2 for read in tokenized.values())  # uncut, with special ones
             return SampleError("overlong", f"{longest} tokens, limit {limit}")
         rows = [row[:limit] for row in full_rows]
         edge = [(0, 0)]
-        mt = parts.read[0]
-        read = [o for o, i in zip(mt.own_offsets, mt.ids, strict=True) if i != pad]
-        offsets = np.array(edge + mt.offsets + edge)
+        mt_ids = tokenized["mt"]
+        read = [o for o, i in zip(mt_ids.own_offsets, mt_ids.ids, strict=True) if i != pad]
+        offsets = np.array(edge + mt_ids.offsets + edge)
         read_offsets = np.array(edge + read + edge)
-        payload = _Input(rows, offsets, read_offsets, parts.mt, options.span_offsets)
-        fields = input_fields(parts, cut_flags, sum(map(len, rows)))
+        payload = _Input(rows, offsets, read_offsets, mt, options.span_offsets)
+        fields = input_fields(tokenized, cut_flags, sum(map(len, rows)))
         return Encoded(max(map(len, rows)), fields, payload, rows=len(rows))
 
     def _join(self, texts: list[list[int]]) -> list[int]:
@@ -156,8 +155,6 @@ class Unified(CometBase):
 
     def _run(self, inputs: list[_Input]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return sentence scores [R], and confidence and label of each position, both [S, M]."""
-        import torch
-
         rows = [row for sample_input in inputs for row in sample_input.rows]
         ids, mask = self.table(rows)
         cls_states, words = self.taps.run(ids, mask)  # [N+1, R, H], [R, L, H]
@@ -180,8 +177,6 @@ class Unified(CometBase):
         K]."""
         if len(probabilities) == len(inputs):
             return probabilities
-        import torch
-
         index, weight = [], []
         row = 0
         for sample_input in inputs:

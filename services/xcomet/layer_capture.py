@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
+import torch
+from torch import nn
 
 
 class _Taps:
@@ -65,8 +64,6 @@ class LayerCapture(_Taps):
         self, ids: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return first positions [N+1, R, H] in float32 and the word layer [R, L, H]."""
-        import torch
-
         self._states, self._words = [], None
         self._encode(ids, mask)
         words, states = self._words, torch.stack(self._states)
@@ -125,8 +122,6 @@ class PooledTaps(_Taps):
 
 def layer_weights(metric: Any) -> torch.Tensor:
     """Return each layer's share in the sentence head, [N+1]: the learned mix, or a single layer."""
-    import torch
-
     layers = metric.encoder.num_layers
     if metric.layerwise_attention is None:
         return torch.eye(layers)[sentence_layer(metric)]

@@ -1,17 +1,39 @@
-"""Build the networks of a checkpoint without holding its weights twice."""
+"""Build the networks of a checkpoint without holding its weights twice.
+
+Imported only to load a model."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from scorekit.errors import UserError
 from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, read_checkpoint
 from services.xcomet.classes import hyper_parameters
+from services.xcomet.comet_model import CometBase
+from services.xcomet.joint import Unified, XComet
 from services.xcomet.layer_capture import sentence_layer
+from services.xcomet.networks import Metric
+from services.xcomet.pooled import Ranking, Referenceless, Regression
 
-if TYPE_CHECKING:
-    import torch
+_CLASSES: dict[str, Callable[[Any, torch.device], CometBase]] = {
+    "regression_metric": Regression,
+    "referenceless_regression_metric": Referenceless,
+    "ranking_metric": Ranking,
+    "unified_metric": Unified,
+    "xcomet_metric": XComet,
+}
+
+
+def load_comet(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, implementation: str
+) -> CometBase:
+    """Return the loaded checkpoint, ready to score. Arguments and errors as `load_metric`."""
+    metric = load_metric(checkpoint, device, dtype, implementation)
+    return _CLASSES[checkpoint.kind](metric, device)
 
 
 def load_metric(
@@ -28,8 +50,6 @@ def load_metric(
     implementation: own (`networks.Metric`) or unbabel-comet (its class). Raises UserError if the
     checkpoint and its encoder's files do not fit.
     """
-    import torch
-
     stored = read_checkpoint(checkpoint.file)
     metric = _build(checkpoint, stored["hyper_parameters"], implementation)
     names = metric.state_dict().keys()
@@ -53,8 +73,6 @@ def load_metric(
 
 def _build(checkpoint: Checkpoint, stored: dict[str, Any], implementation: str) -> Any:
     """Return the networks with uninitialized weights."""
-    import torch
-
     overrides = {
         "pretrained_model": checkpoint.encoder,
         "encoder_model": checkpoint.encoder_model,
@@ -63,8 +81,6 @@ def _build(checkpoint: Checkpoint, stored: dict[str, Any], implementation: str) 
     try:
         if implementation == "unbabel-comet":
             return upstream.build(checkpoint, stored, overrides)
-        from services.xcomet.networks import Metric
-
         hparams = hyper_parameters(checkpoint.kind, stored) | overrides
         with torch.device("meta"):
             return Metric(checkpoint.kind, hparams, local=checkpoint.encoder_is_local)
@@ -86,8 +102,6 @@ def _build(checkpoint: Checkpoint, stored: dict[str, Any], implementation: str) 
 def _fill_buffers(metric: Any) -> None:
     """Fill the buffers that a checkpoint need not contain: positions, token types, and buffers of
     the training's dropout."""
-    import torch
-
     for module in metric.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if not buffer.is_meta:

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Iterator, Sequence
+from typing import Unpack
 
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError
@@ -24,21 +24,6 @@ from scorekit.server.queue.tokenizer import BoundedTokenizer, TokenizedText
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect
-from services.xcomet.comet_model import CometBase, TokenizedFields
-from services.xcomet.joint import Unified, XComet
-from services.xcomet.loading import load_metric
-from services.xcomet.pooled import Ranking, Referenceless, Regression
-
-if TYPE_CHECKING:
-    import torch
-
-_CLASSES: dict[str, Callable[[Any, torch.device], CometBase]] = {
-    "regression_metric": Regression,
-    "referenceless_regression_metric": Referenceless,
-    "ranking_metric": Ranking,
-    "unified_metric": Unified,
-    "xcomet_metric": XComet,
-}
 
 
 class XCometBackend(CheckpointBackend):
@@ -83,9 +68,10 @@ class XCometBackend(CheckpointBackend):
         super().check()
         device = self._prepare_device()
         checkpoint = self._find()
+        from services.xcomet.loading import load_comet
+
         dtype = getattr(torch, self._dtype_name)
-        metric = load_metric(checkpoint, device, dtype, self._implementation)
-        self.comet = _CLASSES[checkpoint.kind](metric, device)
+        self.comet = load_comet(checkpoint, device, dtype, self._implementation)
         self._tokenizer = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
 
@@ -123,11 +109,8 @@ class XCometBackend(CheckpointBackend):
     def probe(self, words: int) -> TranslationSample:
         """Return a translation of about `words` words on each side."""
         sample = translation_probe(words)
-        return sample.model_copy(update={"ref": sample.mt}) if self._requires_reference else sample
-
-    @property
-    def _requires_reference(self) -> bool:
-        return self.comet.inputs["ref"] == "required"
+        requires_reference = self.comet.inputs["ref"] == "required"
+        return sample.model_copy(update={"ref": sample.mt}) if requires_reference else sample
 
     def _encode(
         self,
@@ -137,18 +120,16 @@ class XCometBackend(CheckpointBackend):
         options: XCometOptions,
     ) -> Encoded | SampleError:
         """Return an encoded sample; takes the next of `tokenized` for each of its texts."""
-        read: list[TokenizedText] = []
+        read: dict[str, TokenizedText] = {}
         error = None
         for name in texts:
             part = next(tokenized)
             if isinstance(part, TokenizedText):
-                read.append(part)
+                read[name] = part
             else:
                 message = f"{name}: the tokenizer cannot read this text"
                 error = error or SampleError("invalid_input", message)
-        return error or self.comet.assemble(
-            TokenizedFields(tuple(texts), read, texts["mt"]), limit, options
-        )
+        return error or self.comet.assemble(read, texts["mt"], limit, options)
 
     def _find(self) -> Checkpoint:
         folder = fetch_model(self._model_name, self._revision, XCOMET_FILES, "--model")
@@ -161,7 +142,7 @@ class XCometBackend(CheckpointBackend):
     def _describe(self, checkpoint: Checkpoint) -> ScoreDescription:
         comet = self.comet
         tokenizer = comet.tokenizer.backend_tokenizer.to_str().encode()
-        local = checkpoint.encoder_is_local
+        local, is_own = checkpoint.encoder_is_local, self._implementation == "own"
         return ScoreDescription(
             model=checkpoint.name,
             revision=checkpoint.revision or digest_files(checkpoint.scoring_files()),
@@ -174,7 +155,7 @@ class XCometBackend(CheckpointBackend):
             inputs=comet.inputs,
             versions={
                 **installed_versions("torch", "transformers", "tokenizers"),
-                "comet": self._upstream_version(),
+                "comet": None if is_own else installed_versions("unbabel-comet")["unbabel-comet"],
             },
             engine={  # part of the cache key: implementations do not share scores
                 "implementation": self._implementation,
@@ -183,11 +164,6 @@ class XCometBackend(CheckpointBackend):
                 "tokenizer_digest": hashlib.blake2b(tokenizer, digest_size=16).hexdigest(),
             },
         )
-
-    def _upstream_version(self) -> str | None:
-        if self._implementation == "own":
-            return None
-        return installed_versions("unbabel-comet")["unbabel-comet"]
 
 
 class XCometXLScorer(LocalScorer):

@@ -1,8 +1,8 @@
 """COMET-22 and similar models: each text is encoded alone, and a head compares the embeddings.
 
 Rei et al. 2020, "COMET: A Neural Framework for MT Evaluation" (arXiv 2009.09025). Classes of
-unbabel-comet:
-`RegressionMetric` (with a reference), `ReferencelessRegression` (without) and `RankingMetric`.
+unbabel-comet: `RegressionMetric` (with a reference), `ReferencelessRegression` (without) and
+`RankingMetric`.
 
 Shapes: S samples, R rows (2 or 3 a sample), H hidden size.
 """
@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.functional import pairwise_distance
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
+from scorekit.server.queue.tokenizer import TokenizedText
+from services.xcomet.comet_model import CometBase, input_fields
 from services.xcomet.layer_capture import PooledTaps, has_layer_norm
-
-if TYPE_CHECKING:
-    import torch
 
 _POOLS = ("avg", "max", "cls", "default")
 
@@ -40,20 +41,18 @@ class Regression(CometBase):
         )
 
     def assemble(
-        self, parts: TokenizedFields, limit: int, options: XCometOptions
+        self, tokenized: dict[str, TokenizedText], mt: str, limit: int, options: XCometOptions
     ) -> Encoded | SampleError:
         """Return one row <s> text </s> for each text. Upstream reads two ids fewer than
         possible."""
-        cut_flags = [read.is_cut for read in parts.read]
+        cut_flags = [read.is_cut for read in tokenized.values()]
         if options.overlong == "error" and any(cut_flags):
-            longest = max(range(len(cut_flags)), key=lambda k: parts.read[k].total)
-            message = (
-                f"{parts.names[longest]}: {parts.read[longest].total + 2} tokens, limit {limit - 2}"
-            )
+            longest = max(tokenized, key=lambda name: tokenized[name].total)
+            message = f"{longest}: {tokenized[longest].total + 2} tokens, limit {limit - 2}"
             return SampleError("overlong", message)
         first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        rows = [[first, *read.ids, last] for read in parts.read]
-        fields = input_fields(parts, cut_flags, sum(map(len, rows)))
+        rows = [[first, *read.ids, last] for read in tokenized.values()]
+        fields = input_fields(tokenized, cut_flags, sum(map(len, rows)))
         return Encoded(max(map(len, rows)), fields, rows, rows=len(rows))
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
@@ -76,8 +75,6 @@ class Regression(CometBase):
 
     def _features(self, mt: Any, src: Any, ref: Any) -> torch.Tensor:
         """Return the head's input [S, 6 H] of embeddings [S, H], as `RegressionMetric.estimate`."""
-        import torch
-
         parts = (mt, ref, mt * ref, (mt - ref).abs(), mt * src, (mt - src).abs())
         return torch.cat(parts, dim=1)
 
@@ -89,8 +86,6 @@ class Referenceless(Regression):
 
     def _features(self, mt: Any, src: Any, ref: Any = None) -> torch.Tensor:
         """Return the head's input [S, 4 H] of embeddings [S, H], as `ReferencelessRegression`."""
-        import torch
-
         return torch.cat((mt, src, mt * src, (mt - src).abs()), dim=1)
 
 
@@ -105,8 +100,6 @@ class Ranking(Regression):
 
     def _scores(self, *by_text: torch.Tensor) -> torch.Tensor:
         """Return 1 / (1 + d) with d the harmonic mean of both distances, as `RankingMetric`."""
-        from torch.nn.functional import pairwise_distance
-
         mt, src, ref = by_text
         to_src, to_ref = pairwise_distance(mt, src), pairwise_distance(mt, ref)
         return 1 / (1 + 2 * to_ref * to_src / (to_ref + to_src))

@@ -4,9 +4,8 @@ A run is a sequence of adjacent subwords that are all tagged as an error of any 
 severity is that of its first subword, its confidence the mean probability of its labels. This is
 unbabel-comet's rule (`UnifiedMetric.decode`). There are two kinds of offsets:
 
-- `upstream_spans`: as unbabel-comet computes them. They start with the space before a
-word, `<s>` and `</s>`
-  count as the empty range 0..0, and a run that is still open at the last position is dropped.
+- `upstream_spans`: as unbabel-comet computes them. They start with the space before a word, `<s>`
+  and `</s>` count as the empty range 0..0, and a run still open at the last position is dropped.
 - `exact_spans`: the same runs with the characters that they really cover; no run is dropped.
 
 All functions are pure. Offsets are in Unicode code points.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from scorekit.errors import UserError
 from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _XLMR = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>"} | {
     name: f"<{name}>" for name in ("unk", "pad", "mask")
@@ -29,7 +28,6 @@ def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
 
     Raises OSError if the hub has none, UserError if sentencepiece's file cannot be read.
     """
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     file = _file(source, "tokenizer.json", local)
@@ -39,7 +37,8 @@ def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
     else:
         inner = _of_pieces(source, deberta, local)
     marks = {f"{name}_token": mark for name, mark in (_DEBERTA if deberta else _XLMR).items()}
-    stored = _settings(_file(source, "tokenizer_config.json", local))
+    settings = _file(source, "tokenizer_config.json", local)
+    stored = {} if settings is None else dict(json.loads(settings.read_text(encoding="utf-8")))
     for name in marks:  # older folders on the hub name none
         mark = stored.get(name)
         mark = mark.get("content") if isinstance(mark, dict) else mark
@@ -62,11 +61,6 @@ def _file(source: str, name: str, local: bool) -> Path | None:
         source, name, local_files_only=local, _raise_exceptions_for_missing_entries=False
     )
     return None if path is None else Path(path)
-
-
-def _settings(file: Path | None) -> dict[str, Any]:
-    stored = json.loads(file.read_text(encoding="utf-8")) if file is not None else {}
-    return dict(stored)
 
 
 def _of_pieces(source: str, deberta: bool, local: bool) -> Tokenizer:

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, is_transient
 from scorekit.languages import language_name
+from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.text.chat_marks import neutral, restored
 from synth.config import SynthConfig, languages
@@ -23,31 +24,10 @@ from synth.storage.answer_cache import AnswerCache
 from synth.storage.stats import CallStats, StageStats
 from synth.storage.store import Record, digest_of
 
-if TYPE_CHECKING:
-    from scorekit.llm import Choice, LLMClient, LLMError, Sampling
-
 #: Consecutive failures after which an easy request is tried; if it fails, too, the run stops.
 FAILURES_IN_A_ROW = 10
 #: A text that every working service can translate, score or judge.
 EASY = "Good morning."
-
-
-@dataclass(frozen=True, slots=True)
-class _TeacherRequest:
-    """A request to the teacher without its seed; top_k, min_p and penalties are always neutral."""
-
-    messages: list[dict[str, str]]
-    max_tokens: int
-    temperature: float
-    top_p: float
-
-    def sampling(self, seed: int) -> Sampling:
-        """Return the client's sampling parameters."""
-        from scorekit.llm import Sampling
-
-        return Sampling(
-            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, seed=seed
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +87,24 @@ class Clients:
         """
         generation = self.cfg.teacher.generation
         blob = record["source_type"] == "blob"
-        limit = generation.max_tokens_blob if blob else generation.max_tokens
-        request = _TeacherRequest(
-            self._messages(record["source_text"]), limit, temperature, generation.top_p
-        )
+        settings: dict[str, Any] = {  # top_k, min_p and penalties are always neutral
+            "max_tokens": generation.max_tokens_blob if blob else generation.max_tokens,
+            "temperature": temperature,
+            "top_p": generation.top_p,
+        }
+        messages = self._messages(record["source_text"])
         teacher = self.cfg.teacher
         keys = _keys(
-            ["teacher", teacher.model, teacher.revision, asdict(request)],
-            [
-                seed + index if temperature else None for index in range(n)
-            ],  # greedy decoding ignores the seed
+            ["teacher", teacher.model, teacher.revision, {"messages": messages, **settings}],
+            # Greedy decoding ignores the seed.
+            [seed + index if temperature else None for index in range(n)],
         )
         answer_by_key = dict(await self._answers.get(keys))
         self.stats.answers_kept += len(answer_by_key)
         missing = [index for index in range(n) if keys[index] not in answer_by_key]
         for part in _runs(missing, self.cfg.candidates_per_request):
-            answer_by_key |= await self._chat(request, seed, part, keys)
+            sampling = Sampling(**settings, seed=seed + part.start)
+            answer_by_key |= await self._chat(messages, sampling, part, keys)
         src = record["source_text"]
         return [
             {
@@ -134,38 +116,30 @@ class Clients:
         ]
 
     async def _chat(
-        self, request: _TeacherRequest, seed: int, part: range, keys: Sequence[str]
+        self, messages: Sequence[Message], sampling: Sampling, part: range, keys: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """Return the candidates `part` by key; each is cached as soon as it arrives."""
-        from scorekit.llm import LLMError
-
         assert self._teacher is not None
         answers: dict[str, dict[str, Any]] = {}
 
         async def keep(choices: Sequence[Choice]) -> None:
             self._failing["the teacher"] = 0
-            arrived = [(keys[part.start + c.index], c.text, c.finish_reason) for c in choices]
             new_answers = {
-                key: {"text": text, "finish_reason": reason} for key, text, reason in arrived
+                keys[part.start + c.index]: {"text": c.text, "finish_reason": c.finish_reason}
+                for c in choices
             }
             await self._answers.put(new_answers)
             answers.update(new_answers)
 
         try:
             await self._teacher.chat(
-                request.messages,
-                request.sampling(seed + part.start),
-                n=len(part),
-                request_id=keys[part.start],
-                keep=keep,
+                messages, sampling, n=len(part), request_id=keys[part.start], keep=keep
             )
         except LLMError as error:
-            raise await self._teacher_failed(error, request, len(part)) from None
+            raise await self._teacher_failed(error, sampling, len(part)) from None
         return answers
 
-    async def _teacher_failed(
-        self, error: LLMError, request: _TeacherRequest, n: int
-    ) -> ScorekitError:
+    async def _teacher_failed(self, error: LLMError, sampling: Sampling, n: int) -> ScorekitError:
         """Return the exception for a failed request.
 
         One source that breaks the server must not stop the others, and a broken server must not
@@ -174,7 +148,7 @@ class Clients:
         if error.type == "overlong":
             return SourceFailed(Family.TEACHER.code(error.type), str(error)[:300])
         in_a_row = self._failed_again("the teacher")
-        if (in_a_row or error.server_is_away) and not await self._teacher_answers(request, n):
+        if (in_a_row or error.server_is_away) and not await self._teacher_answers(sampling, n):
             if error.server_is_away:
                 return ServiceUnreachable(self._teacher.base_url, f"the teacher: {error}")
             return ScorekitError(
@@ -185,15 +159,14 @@ class Clients:
             return SourceFailed(code, message)
         return TemporaryFailure(code, message, error.status)
 
-    async def _teacher_answers(self, request: _TeacherRequest, n: int) -> bool:
+    async def _teacher_answers(self, sampling: Sampling, n: int) -> bool:
         """Return True if the teacher answers an easy text: then the failure lies with the texts."""
-        from scorekit.llm import LLMError
-
         assert self._teacher is not None
         easy = self._messages(EASY)
         try:
             async with asyncio.timeout(self.cfg.teacher.request_timeout_s):
-                await self._teacher.chat(easy, request.sampling(1), n=n, request_id=digest_of(easy))
+                sampling = replace(sampling, seed=1)
+                await self._teacher.chat(easy, sampling, n=n, request_id=digest_of(easy))
         except (LLMError, TimeoutError):
             return False
         self._failing["the teacher"] = 0

@@ -29,7 +29,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     """Run this process's shards as Ray tasks; all nodes must see the run's folder.
 
     The config's budgets (concurrency, sequences, rate) are for the run: each task gets a share.
-    Raises UserError if there is no cluster, Unfinished if records are left open.
+    Raises UserError if there is no cluster, StageIncomplete if records are left open.
     """
     import ray
     import ray.exceptions
@@ -44,10 +44,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
     cfg = with_absolute_answers(shared_budget(ctx.cfg, at_once)).model_dump(mode="json")
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
-    folders = (
-        str(ctx.out_dir.absolute()),
-        str(ctx.fallback_dir.absolute()) if ctx.fallback_dir else None,
-    )
+    folders = ctx.out_dir.absolute(), ctx.fallback_dir and ctx.fallback_dir.absolute()
     ctx.advance(0, len(todo))
     options = (ctx.limit, ctx.give_up, shards)
     waiting: list[Any] = []
@@ -122,19 +119,17 @@ def _end(tasks: list[Any]) -> None:
 def _run_shard(
     stage: MapStage,
     cfg: dict[str, Any],
-    folders: tuple[str, str | None],
+    folders: tuple[Path, Path | None],
     options: tuple[int | None, bool, int],
     index: int,
 ) -> tuple[int, int, dict[str, int]]:
     """Run one shard in a process of the cluster, which writes its own stats.
 
     Returns the number of records in and out, and the open ones by code."""
-    out_dir, inputs = folders
     limit, give_up, shards = options
     ctx = StageContext(
         SynthConfig.model_validate(cfg),
-        Path(out_dir),
-        Path(inputs) if inputs else None,
+        *folders,
         resume=True,
         limit=limit,
         shard_id=index,

@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Any
 
@@ -41,7 +42,7 @@ AHEAD = 32
 async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageContext) -> None:
     """Run all of this process's shards of a stage, and with `ctx.share` all free shards.
 
-    Raises UserError if an input is missing, Unfinished if records are left open.
+    Raises UserError if an input is missing, StageIncomplete if records are left open.
     """
     source = ctx.input_of(stage)
     folder = ctx.folder(stage.name)
@@ -147,26 +148,22 @@ async def _run(shard: _Shard, lock: IO[str], slots: asyncio.Semaphore) -> None:
         slots.release()
 
 
+@dataclass(slots=True)
 class _Shard:
     """A shard of a map stage that is being processed. in_work: set when all records are started."""
 
-    def __init__(
-        self,
-        stage: MapStage,
-        ctx: StageContext,
-        source: StageFolder,
-        folder: StageFolder,
-        index: int,
-        records: int,
-        clients: Clients,
-        window: asyncio.Semaphore,
-    ) -> None:
-        self.stage, self.ctx, self.source, self.folder = stage, ctx, source, folder
-        self.index, self.records, self.clients, self.window = index, records, clients, window
-        self.codes: Counter[str] = Counter()
-        self.note_counts: Counter[str] = Counter()
-        self.open: Counter[str] = Counter()
-        self.in_work = asyncio.Event()
+    stage: MapStage
+    ctx: StageContext
+    source: StageFolder
+    folder: StageFolder
+    index: int
+    records: int
+    clients: Clients
+    window: asyncio.Semaphore
+    codes: Counter[str] = field(default_factory=Counter)
+    note_counts: Counter[str] = field(default_factory=Counter)
+    open: Counter[str] = field(default_factory=Counter)
+    in_work: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Process many records at once, write them in order, and mark the shard if none is open."""
@@ -182,7 +179,6 @@ class _Shard:
             if not self.open:
                 rejected_digest = rejected.commit()
                 digest = accepted.commit()
-        seconds = round(time.monotonic() - started, 2)
         log.info(
             "shard",
             stage=self.stage.name,
@@ -190,7 +186,7 @@ class _Shard:
             accepted=accepted.records,
             rejected=rejected.records,
             open=self.open.total(),
-            seconds=seconds,
+            seconds=round(time.monotonic() - started, 2),
         )
         if self.open:
             self.folder.set_open(self.index, self.open)

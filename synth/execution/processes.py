@@ -36,7 +36,7 @@ def run_map_stage_on_processes(
     """Run all of this call's shards with up to `processes` processes.
 
     The config's budgets are for the run: each process gets a share. Raises the error of a process,
-    Unfinished if records are left open, ScorekitError if all processes died.
+    StageIncomplete if records are left open, ScorekitError if all processes died.
     """
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
@@ -81,16 +81,8 @@ class _Team:
         spawn = multiprocessing.get_context("spawn")
         left_open = spawn.Array("b", shards, lock=False)
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
-        context_fields = {
-            "out_dir": ctx.out_dir,
-            "fallback_dir": ctx.fallback_dir,
-            "resume": True,
-            "limit": ctx.limit,
-            "shard_id": ctx.shard_id,
-            "num_shards": ctx.num_shards,
-            "share": ctx.share,
-            "give_up": ctx.give_up,
-        }
+        names = ("out_dir", "fallback_dir", "limit", "shard_id", "num_shards", "share", "give_up")
+        context_fields = {name: getattr(ctx, name) for name in names} | {"resume": True}
         self.processes: dict[Connection, Any] = {}
         for _ in range(count):
             parent_pipe, child_pipe = spawn.Pipe()
@@ -200,7 +192,7 @@ class _Reporter:
         self._reported_at = time.monotonic()
 
     def advance(self, done: int, total: int | None) -> None:
-        """Report progress, as `Context.advance`."""
+        """Report progress, as `StageContext.advance`."""
         if total is not None:
             self._pipe.send(("begin", (done, total)))
             return

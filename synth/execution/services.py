@@ -8,23 +8,22 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import SecretStr
 
 from scorekit.client import ScoringClient
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.files import write_atomic
+from scorekit.llm import LLMClient
 from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
 from synth.execution.clients import Clients
 from synth.storage.answer_cache import open_answers
 from synth.storage.stats import StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_json, to_line
-
-if TYPE_CHECKING:
-    from scorekit.llm import LLMClient
 
 #: Config keys with the services' URLs.
 METRICX_URL, JUDGE_URL = "metricx.url", "filters.llm_judge.url"
@@ -40,8 +39,6 @@ def open_teacher(cfg: SynthConfig, *, should_wait: bool = True) -> LLMClient:
     """Return the teacher's client; its key comes from the environment.
 
     should_wait: retry as configured."""
-    from scorekit.llm import LLMClient
-
     teacher = cfg.teacher
     key = os.environ.get(teacher.api_key_env)
     return LLMClient(
@@ -138,28 +135,16 @@ def pin_service_info(folder: StageFolder, name: str, info: Info) -> dict[str, An
     return {key: fields[key] for key in _IDENTITY}
 
 
-def _scoring_client(
-    urls: str | list[str], batch_size: int, cache_db: Path | None = None
-) -> ScoringClient:
-    return ScoringClient(
-        urls,
-        batch_size=batch_size,
-        max_in_flight=16,
-        cache_db=cache_db,
-        retry_samples=False,  # `Clients` does
-    )
+_scoring_client = partial(ScoringClient, max_in_flight=16, retry_samples=False)  # `Clients` does
 
 
 class OutageReporter:
     """Reports a service that has not answered for `AWAY_S`, and its return.
 
-    The clients retry for some minutes, and log the retries only."""
+    The clients retry for some minutes, and log the retries only. print_line: called with each
+    line."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
-        """Start with no service.
-
-        print_line: called with each line.
-        """
         self._print_line = print_line
         self._services: dict[str, tuple[ScoringClient | LLMClient, float]] = {}
         self._since: dict[str, float] = {}
@@ -229,7 +214,7 @@ async def open_clients(
         if "metricx" in uses:
             metricx_cfg = cfg.metricx
             client = _scoring_client(
-                metricx_cfg.url, metricx_cfg.batch_size, cache_db=metricx_cfg.cache_db
+                metricx_cfg.url, batch_size=metricx_cfg.batch_size, cache_db=metricx_cfg.cache_db
             )
             metricx = await stack.enter_async_context(client)
             info = await service_info(metricx, METRICX_URL)
@@ -238,7 +223,7 @@ async def open_clients(
             identities["metricx"] = pin_service_info(folder, "metricx", info)
             before = await asyncio.to_thread(scorer_stats, cfg.metricx.url, {})
         if "judge" in uses:
-            client = _scoring_client(cfg.filters.llm_judge.url, 16)
+            client = _scoring_client(cfg.filters.llm_judge.url, batch_size=16)
             judge = await stack.enter_async_context(client)
             info = await service_info(judge, JUDGE_URL)
             check_judge(cfg, info)

@@ -15,11 +15,14 @@ from synth.storage.store import Record, StageFolder
 
 
 class MapStage(Stage):
-    """A stage of one record at a time."""
+    """A stage of one record at a time. services: those that it calls: of "teacher", "metricx",
+    "judge"."""
 
-    @abstractmethod
+    services: ClassVar[frozenset[str]] = frozenset()
+
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """Return the services that it calls: of "teacher", "metricx", "judge"."""
+        """Return the services that it calls under this config."""
+        return self.services
 
     @abstractmethod
     async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
@@ -41,7 +44,9 @@ class GlobalStage(Stage):
 
     def verify(self, folder: StageFolder) -> None:
         """Raise UserError if files of the finished stage have changed."""
-        folder.verify_all()
+        folder.verify_marks()
+        for index in range(folder.shards() or 0):
+            folder.verify(index)
 
 
 def run_async(work: Any) -> None:

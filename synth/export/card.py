@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from scorekit.files import write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
-from synth.export.manifest import corpus, row_counts, settings
+from synth.export.manifest import row_counts, settings
 from synth.export.rows import arrow_schema, pair_schema
 from synth.reasons import explain
 from synth.storage.stats import StageCounts
-
-if TYPE_CHECKING:
-    from synth.context import StageContext
 
 #: The hub's size categories: (upper bound of rows, name).
 _SIZES = (
@@ -33,13 +28,6 @@ _SIZES = (
 )
 
 
-def write_card(
-    path: Path, ctx: StageContext, files: list[dict[str, Any]], counts: list[StageCounts]
-) -> None:
-    """Write the card. files: from `write_files`. counts: of the stages before the export."""
-    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx, counts[0].stage)).encode())
-
-
 def card(
     cfg: SynthConfig,
     counts: list[StageCounts],
@@ -48,7 +36,8 @@ def card(
 ) -> str:
     """Return the text of the card; equal for equal config and counts.
 
-    read: the first stage's summary of the corpus.
+    counts: of the stages before the export. files: from `write_files`. read: the first stage's
+    summary of the corpus.
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import scorekit
 from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
+from synth.context import StageContext
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
 from synth.storage.stats import StageCounts
 from synth.storage.store import StageFolder, read_json
-
-if TYPE_CHECKING:
-    from synth.context import StageContext
 
 #: Config keys about where a run is, which do not change its output.
 PLACES: dict[str, Any] = {
@@ -45,24 +43,16 @@ def write_manifest(
     counts: list[StageCounts],
     stage_digest: str,
 ) -> None:
-    """Write the manifest.
+    """Write the shared provenance, counts and files; equal for equal runs.
 
     files: from `write_files`. counts: of the stages before the export. stage_digest: of the
     export."""
-    content = manifest(ctx, files, counts) | {"stage_digest": stage_digest}
-    write_atomic(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
-
-
-def manifest(
-    ctx: StageContext, files: list[dict[str, Any]], counts: list[StageCounts]
-) -> dict[str, Any]:
-    """Return the shared provenance, counts and files; equal for equal runs."""
     cfg = ctx.cfg
     blocks = {kind: sampling_blocks(cfg, kind) for kind in ("sentence", "blob")}
     for kind in blocks.values():
         for block in kind.values():
             del block["seed"], block["candidate"]  # these differ between rows
-    return {
+    content = {
         **pair_codes(cfg),
         "rows": row_counts(files),
         "partial": partial(ctx, counts),
@@ -90,7 +80,9 @@ def manifest(
             "scorekit": scorekit.__version__,
             "commit": scorekit.commit(),
         },
+        "stage_digest": stage_digest,
     }
+    write_atomic(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
 def row_counts(files: list[dict[str, Any]]) -> dict[str, int]:
@@ -116,9 +108,9 @@ def partial(ctx: StageContext, counts: list[StageCounts]) -> bool:
 
 def corpus(ctx: StageContext, first_stage: str) -> dict[str, Any]:
     """Return the summary of the corpus, by the first stage."""
-    for folder in (ctx.out_dir, ctx.fallback_dir):
-        path = StageFolder(folder, first_stage).path / "counts.json" if folder else None
-        if path is not None and (counts := read_json(path)) is not None:
+    for folder in ctx.folders:
+        counts = read_json(StageFolder(folder, first_stage).path / "counts.json")
+        if counts is not None:
             files = counts.pop("files", [])
             return {**counts, "files": len(files)}
     return {}
@@ -126,9 +118,8 @@ def corpus(ctx: StageContext, first_stage: str) -> dict[str, Any]:
 
 def _service(ctx: StageContext, name: str) -> dict[str, Any] | None:
     """Return a service's info without its address and start time."""
-    for folder in (ctx.out_dir, ctx.fallback_dir):
-        path = folder / f"service-{name}.json" if folder else None
-        if path is not None and (info := read_json(path)) is not None:
+    for folder in ctx.folders:
+        if (info := read_json(folder / f"service-{name}.json")) is not None:
             keys = (
                 "service",
                 "model",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from huggingface_hub import HfApi, get_token
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, pair_configs
@@ -28,8 +29,6 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     private: make a new repository private; refuse a public one. partial: also a dry run, or a run
     under --limit. The token is that of HF_TOKEN, or of `hf auth login`. Raises UserError.
     """
-    from huggingface_hub import HfApi, get_token
-
     folder = cfg.run.out_dir / FOLDER
     names, rows, pairs = ["README.md"], 0, []
     for name, pair_cfg in pair_configs(

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from jsonschema_rs import Draft202012Validator, ValidationError
+
 from scorekit.languages import short_tag
+from scorekit.llm import Sampling
 from synth.config import SynthConfig, languages
 from synth.record import teacher_seed
 from synth.storage.store import Record
@@ -86,8 +89,6 @@ def sampling_maker(cfg: SynthConfig) -> Callable[[Record], dict[str, Any]]:
 
 def sampling_blocks(cfg: SynthConfig, kind: str) -> dict[str, Any]:
     """Return the parameters of the three requests for a kind of source, without seeds."""
-    from scorekit.llm import Sampling
-
     generation = cfg.teacher.generation
 
     def block(temperature: float, n: int = 1) -> dict[str, Any]:
@@ -137,8 +138,6 @@ def schema() -> dict[str, Any]:
 
 def row_check() -> Callable[[Record], None]:
     """Return a function that raises ValueError for a row that does not fit the schema (a bug)."""
-    from jsonschema_rs import Draft202012Validator, ValidationError
-
     validator = Draft202012Validator(schema())
 
     def check(row: Record) -> None:

@@ -18,6 +18,7 @@ from synth.context import Stage
 from synth.reasons import explain
 from synth.stages.format_filter import FormatFilter
 from synth.stages.table import ORDER
+from synth.storage.distributions import stratum
 from synth.storage.store import Record, StageFolder
 
 SHOWN = 8  # pairs of each kind that were kept
@@ -59,14 +60,14 @@ def pick_examples(out_dir: Path, stages: Sequence[Stage] = ORDER) -> Examples:
     """Return the examples of a run, also of an unfinished one."""
     random_sample, best, worst = (Smallest(SHOWN) for _ in range(3))
     rescued = Smallest(_RESCUED)
-    by_stratum: dict[tuple[str, int], Smallest] = defaultdict(lambda: Smallest(_PER_STRATUM))
+    by_stratum: dict[str, Smallest] = defaultdict(lambda: Smallest(_PER_STRATUM))
     folder = StageFolder(out_dir, FormatFilter.name)
     for record in folder.records() if folder.done() else ():
         name, score = record["source_id"], record["best"]["score"]
         random_sample.offer(name, record)
         best.offer((score, name), record)
         worst.offer((-score, name), record)
-        by_stratum[_stratum(record)].offer(name, record)
+        by_stratum[stratum(record)].offer(name, record)
         if record["filters"]["tried"]:
             rescued.offer(name, record)
     kinds = (
@@ -75,21 +76,16 @@ def pick_examples(out_dir: Path, stages: Sequence[Stage] = ORDER) -> Examples:
         ("Worst scores that were kept", worst),
     )
     accepted = [{"title": title, "records": top.records()} for title, top in kinds]
-    accepted_by_stratum = {stratum: cycle(top.records()) for stratum, top in by_stratum.items()}
+    accepted_by_stratum = {name: cycle(top.records()) for name, top in by_stratum.items()}
     any_accepted = cycle(random_sample.records() or [None])
     return Examples(
         [kind for kind in accepted if kind["records"]],
         [
-            _compared_with(r, next(accepted_by_stratum.get(_stratum(r), any_accepted)))
+            _compared_with(r, next(accepted_by_stratum.get(stratum(r), any_accepted)))
             for r in _rejected(out_dir, stages)
         ],
         [_rescue(record) for record in rescued.records()],
     )
-
-
-def _stratum(record: Record) -> tuple[str, int]:
-    """Return a source's type and length bucket."""
-    return record["source_type"], record["length_bucket_id"]
 
 
 def _rejected(out_dir: Path, stages: Sequence[Stage]) -> Iterator[Record]:

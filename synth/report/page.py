@@ -5,12 +5,13 @@ The page is one file without scripts and external content; every text is escaped
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from scorekit.config import load_config
@@ -43,7 +44,7 @@ def write_report(
     counts = funnel((stage.name for stage in order), folder)
     if not counts:
         raise UserError(f"{folder}: no run here (no stage was started)")
-    stages = _read_stages(folder)
+    stages = (read_json(folder / "stats.json", "stages") or {}).get("stages", {})
     cfg = _config(folder)
     return write_html(
         folder / "report.html",
@@ -54,9 +55,13 @@ def write_report(
         facts=_facts(cfg, folder) if cfg else [],
         settings=_settings(cfg) if cfg else "",
         steps=_steps(counts, stages),
-        rejections=[row for c in counts for row in _code_rows(c.stage, _by_count(c), c.records_in)],
+        rejections=[
+            row
+            for c in counts  # of a stage, the most frequent first
+            for row in _code_rows(c.stage, dict(Counter(c.rejected).most_common()), c.records_in)
+        ],
         told=[row for c in counts for row in _code_rows(c.stage, c.told, c.records_out)],
-        candidates=_out_of_the_race(stages),
+        candidates=_explained(_spread(stages, "candidates_out")),
         unread=_unread(folder),
         strata=_strata(cfg, order, stages) if cfg else {},
         rescued=_spread(stages, "rescued"),
@@ -146,11 +151,6 @@ def _settings(cfg: SynthConfig) -> str:
     return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_stages(folder: Path) -> dict[str, Any]:
-    stages: dict[str, Any] = (read_json(folder / "stats.json", "stages") or {}).get("stages", {})
-    return stages
-
-
 def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the funnel. share: percent of the largest stage, for the bar."""
     largest = max(1, *(c.records_out for c in counts))
@@ -168,22 +168,11 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
     ]
 
 
-def _by_count(stage_counts: StageCounts) -> dict[str, int]:
-    """Return the rejected records by code, the most frequent first."""
-    return dict(sorted(stage_counts.rejected.items(), key=lambda item: (-item[1], item[0])))
-
-
 def _code_rows(stage: str, counts: Mapping[str, int], records: int) -> list[dict[str, Any]]:
     """Return a row for each code of a stage. records: all of which the counts are a part."""
     return [
-        {
-            "stage": stage,
-            "code": code,
-            "count": count,
-            "share": count / max(1, records),
-            "meaning": explain(code),
-        }
-        for code, count in counts.items()
+        {"stage": stage, "share": row["count"] / max(1, records), **row}
+        for row in _explained(counts)
     ]
 
 
@@ -198,18 +187,14 @@ def _spread(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next(filter(None, candidates), {})
 
 
-def _out_of_the_race(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the candidates that were excluded from the selection, by reason."""
-    counts = _spread(stages, "candidates_out")
-    return [
-        {"code": code, "count": count, "meaning": explain(code)} for code, count in counts.items()
-    ]
+def _explained(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return a row for each code, with its count and meaning."""
+    return [{"code": code, "count": n, "meaning": explain(code)} for code, n in counts.items()]
 
 
 def _unread(folder: Path) -> dict[str, Any]:
     """Return the unreadable documents: counts by code, and the first lines."""
     counts = read_json(StageFolder(folder, SampleSources.name).path / "counts.json") or {}
-    codes = counts.get("unreadable", {})
     lines = [
         {"file": file["file"], **line}
         for file in counts.get("files", ())
@@ -217,7 +202,7 @@ def _unread(folder: Path) -> dict[str, Any]:
     ]
     return {
         "documents": counts.get("documents", 0),
-        "codes": [{"code": c, "count": n, "meaning": explain(c)} for c, n in codes.items()],
+        "codes": _explained(counts.get("unreadable", {})),
         "lines": lines[:_LINES],
     }
 
@@ -303,8 +288,6 @@ def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
 
 def _draw_bars(spreads: list[tuple[Mapping[str, Any], str]], axes: Any) -> int:
     """Draw histograms with common bins as percentages, so that sets of any size compare."""
-    import numpy as np
-
     if not spreads:
         return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,8 @@ class Rates:
 
     def over(self, other: Rates) -> Rates:
         """Return these rates, with the other's where they are unknown."""
-        return replace(
-            self,
-            tokens=self.tokens or other.tokens,
-            scores=self.scores or other.scores,
-            verdicts=self.verdicts or other.verdicts,
-            driver=self.driver or other.driver,
-            measured=self.measured or other.measured,
-        )
+        names = [entry.name for entry in fields(self)]
+        return Rates(**{name: getattr(self, name) or getattr(other, name) for name in names})
 
 
 #: No rate is known.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from scorekit.errors import UserError
 from scorekit.languages import find_language
 from synth.config_sections import BucketingConfig
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Measure = Callable[[Sequence[str]], list[float]]
 
@@ -92,8 +90,6 @@ def _tokenizer(name: str) -> Measure:
 
 def char_sums(texts: Sequence[str], weights: np.ndarray) -> list[int]:
     """Return each text's sum of character weights. weights: integers by code point."""
-    import numpy as np
-
     if not texts:
         return []
     ends = np.cumsum([len(text) for text in texts])
@@ -107,8 +103,6 @@ def char_sums(texts: Sequence[str], weights: np.ndarray) -> list[int]:
 
 @lru_cache(1)
 def _token_weights() -> np.ndarray:
-    import numpy as np
-
     weights = np.full(_CODES, _OTHER, dtype=np.int64)
     for first, last, weight in _RANGES:
         weights[first : last + 1] = weight
@@ -122,8 +116,6 @@ def _punctuation_weights() -> np.ndarray:
 
 def category_weights(*categories: str, weight: int = 1) -> np.ndarray:
     """Return weights by code point: `weight` for Unicode categories with one of these prefixes."""
-    import numpy as np
-
     return np.fromiter(
         (weight * unicodedata.category(chr(code)).startswith(categories) for code in range(_CODES)),
         dtype=np.int64,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.lib import recfunctions
 
 from synth.reasons import Reason
 from synth.sources.parts import Part, PartCounts
 from synth.sources.sampling import BottomK
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: Codes of documents that cannot be read.
 _UNREADABLE = (
@@ -34,9 +33,6 @@ def choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndar
 
     Of equal texts the first in the corpus is kept; of an equal sentence and blob, the sentence.
     """
-    import numpy as np
-    from numpy.lib import recfunctions
-
     last = np.array([max(cutoff, 0) for cutoff in cutoffs], dtype=np.uint64)
     open_ = np.array([cutoff >= 0 for cutoff in cutoffs])
     selected_chunks = []

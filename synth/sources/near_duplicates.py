@@ -16,12 +16,10 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from scorekit.text.markup import normalized
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _HASHES, _GRAM = 126, 5
 _ODD, _MIX = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD
@@ -72,8 +70,6 @@ class NearDuplicates:
         able: True for texts to compare. The first of similar texts stays; a text that resembles a
         removed text may be removed, too.
         """
-        import numpy as np
-
         for file in self._files:
             file.close()
         resembles = np.full(len(able), -1, dtype=np.int64)
@@ -102,8 +98,6 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
     """Return the lower 16 bits of each text's minima, [texts, 126].
 
     Different minima collide once in 65,536. Case, width and white space are ignored."""
-    import numpy as np
-
     factors, terms = _permutations()
     plain = [" ".join(normalized("NFKC", text).casefold().split()) for text in texts]
     padded = "".join(text + "\0" * _GRAM for text in plain)
@@ -123,8 +117,6 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
 
 def _mixed(values: np.ndarray) -> np.ndarray:
     """Return values mixed over all 64 bits (one round of MurmurHash3's finalizer)."""
-    import numpy as np
-
     values = (values ^ (values >> np.uint64(33))) * np.uint64(_MIX)
     return values ^ (values >> np.uint64(33))
 
@@ -132,8 +124,6 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 @lru_cache(1)
 def _permutations() -> tuple[np.ndarray, np.ndarray]:
     """Return factors a (odd) and terms b of x -> a x + b modulo 2**32, equal on every machine."""
-    import numpy as np
-
     rng = random.Random(126)
     factors = [rng.getrandbits(32) | 1 for _ in range(_HASHES)]
     terms = [rng.getrandbits(32) for _ in range(_HASHES)]
@@ -144,8 +134,6 @@ def _band_groups(band: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.
     """Return the members that equal another one in a band, and their group numbers.
 
     They are ordered by group, then by position."""
-    import numpy as np
-
     keys = np.zeros(len(members), dtype=np.uint64)
     for start in range(0, len(members), _CHUNK):
         rows = band[members[start : start + _CHUNK]].astype(np.uint64)
@@ -162,8 +150,6 @@ def _band_groups(band: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.
 
 def _similarity(values: list[np.ndarray], left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the share of equal values of each pair of texts."""
-    import numpy as np
-
     equal = np.zeros(len(left), dtype=np.int64)
     for start in range(0, len(left), _CHUNK):
         chunk = slice(start, start + _CHUNK)

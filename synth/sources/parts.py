@@ -10,16 +10,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any
 
-from scorekit.files import replace_file, write_atomic
+import numpy as np
+
+from scorekit.files import atomic_writer, write_atomic
 from synth.reasons import Reason
 from synth.storage.store import Record, to_line
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: An entry of the index: `at` and `size` locate the record's line in the part.
 _ENTRY = [("priority", "<u8"), ("stratum", "<u2"), ("at", "<i8"), ("size", "<i8")]
@@ -80,24 +80,26 @@ class Part:
 
     def chunks(self) -> Iterator[np.ndarray]:
         """Yield the index in chunks."""
-        import numpy as np
-
         with self.entries.open("rb") as file:
             while len(chunk := np.fromfile(file, dtype=np.dtype(_ENTRY), count=_CHUNK)):
                 yield chunk
 
 
+@contextmanager
+def writing(part: Part) -> Iterator[PartWriter]:
+    """Write the files of a part; they get their final names at the end of the block."""
+    with (
+        atomic_writer(part.texts, alone=True) as texts,
+        atomic_writer(part.entries, alone=True) as entries,
+    ):
+        yield PartWriter(texts, entries)
+
+
 class PartWriter:
-    """Writes a part: under temporary names until `commit`."""
+    """Writes sources to the two open files of a part."""
 
-    def __init__(self, part: Part) -> None:
-        import numpy as np
-
-        self._part = part
-        self._files = [
-            (path, path.with_name(f".{path.name}.tmp")) for path in (part.texts, part.entries)
-        ]
-        self._texts, self._entries = (temporary.open("wb") for _, temporary in self._files)
+    def __init__(self, texts: IO[bytes], entries: IO[bytes]) -> None:
+        self._texts, self._entries = texts, entries
         self._row = np.zeros(1, dtype=np.dtype(_ENTRY))
         self._offset = 0
 
@@ -108,22 +110,6 @@ class PartWriter:
         self._row[0] = (priority, stratum, self._offset, len(text))
         self._entries.write(self._row.tobytes())
         self._offset += len(text)
-
-    def commit(self) -> None:
-        """Sync the files and give them their final names."""
-        for file in (self._texts, self._entries):
-            file.close()
-        for path, temporary in self._files:
-            replace_file(temporary, path)
-
-    def __enter__(self) -> PartWriter:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._texts.close()
-        self._entries.close()
-        for _, temporary in self._files:
-            temporary.unlink(missing_ok=True)
 
 
 class PartReaders:

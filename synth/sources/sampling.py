@@ -12,12 +12,10 @@ import hashlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from synth.config_sections import BlobConfig, BucketingConfig
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: The types of sources, in the order of their strata.
 TYPES = ("sentence", "blob")
@@ -129,8 +127,6 @@ class BottomK:
 
     def extend(self, stratum: int, priorities: np.ndarray) -> None:
         """Offer many priorities at once, for example of another part."""
-        import numpy as np
-
         if self._cutoffs[stratum] < 0:
             return
         candidates = priorities[priorities <= np.uint64(self._cutoffs[stratum])]
@@ -153,8 +149,6 @@ class BottomK:
 
     def _clear(self) -> None:
         """Drop duplicates, and priorities that are no longer needed."""
-        import numpy as np
-
         distinct = [np.unique(np.frombuffer(h, dtype=np.uint64)) for h in self._priorities]
         have = [min(q or 0, len(d)) for q, d in zip(self.quotas, distinct, strict=True)]
         for index, smallest in enumerate(distinct):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from synth.config_sections import DataConfig
 from synth.reasons import Reason
@@ -16,9 +18,6 @@ from synth.record import RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.near_duplicates import NearDuplicates
 from synth.storage.store import Record
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: Number of sources whose texts are in memory at once.
 _BATCH = 1024
@@ -52,8 +51,6 @@ def screen(
 
     chosen: entries of the sample; read: the record of an entry; folder: for temporary files.
     """
-    import numpy as np
-
     texts = evaluation_texts(data.decontaminate)
     contaminated: dict[int, str] = {}
     near = None

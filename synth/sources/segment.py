@@ -10,17 +10,15 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from scorekit.text.sentences import after_space, split_sentences
 from synth.config_sections import SegmentationConfig
 from synth.reasons import Reason, RuleCode
+from synth.sources.madlad import Document
 from synth.sources.measure import category_weights, char_sums
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from synth.sources.madlad import Document
 
 
 class Segment(NamedTuple):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from scorekit.languages import find_language
 from scorekit.numeric.thresholds import below
@@ -19,9 +20,6 @@ from scorekit.text.rules import SOURCES
 from scorekit.text.variants import other_variant
 from scorekit.text.writing_scripts import LETTERS, scripts_of
 from synth.sources.measure import category_weights, char_sums
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: Scripts whose letters count twice.
 _DENSE = ("Han", "Kana", "Hangul")
@@ -79,8 +77,6 @@ class SourceLanguage:
 def _letter_weights(scripts: tuple[str, ...]) -> np.ndarray:
     """Return weights by code point: letters (dense ones twice), and the scripts' letters in the
     upper field."""
-    import numpy as np
-
     letters = category_weights("L")
     for name in _DENSE:
         letters *= 1 + _members(LETTERS[name], letters)
@@ -92,8 +88,6 @@ def _letter_weights(scripts: tuple[str, ...]) -> np.ndarray:
 
 def _members(pattern: re.Pattern[str], letters: np.ndarray) -> np.ndarray:
     """Return 1 for the letters in a class of characters."""
-    import numpy as np
-
     flags = np.zeros_like(letters)
     text = "".join(chr(code) for code in np.flatnonzero(letters) if not 0xD800 <= code < 0xE000)
     flags[[ord(char) for char in pattern.findall(text)]] = 1
@@ -104,8 +98,6 @@ class _Odds:
     """The identifier's log odds for a few languages, computed for many texts at once."""
 
     def __init__(self, own_codes: Sequence[str], other_codes: Sequence[str]) -> None:
-        import numpy as np
-
         model = whole_identifier()
         columns = [model.nb_classes.index(code) for code in (*own_codes, *other_codes)]
         self._num_own = len(own_codes)
@@ -118,8 +110,6 @@ class _Odds:
 
     def margins(self, texts: Sequence[str]) -> list[float]:
         """Return the log odds of the best other language against the source language."""
-        import numpy as np
-
         raw = [text[:_MAX_BYTES].encode("utf-8", "surrogatepass")[:_MAX_BYTES] for text in texts]
         lengths = np.array([len(encoded) for encoded in raw])
         order = np.argsort(-lengths, kind="stable")  # longest texts first

@@ -9,21 +9,21 @@ import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scorekit.errors import UserError
-from scorekit.files import put_folder
+from scorekit.files import put_folder, write_atomic
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
+from synth.context import StageContext
 from synth.cost import PACKED, Cost, Sizes
 from synth.execution.stage_types import GlobalStage
+from synth.export.card import card
 from synth.export.files import FOLDER, FileJob, changed_files, is_written, plan_files, write_files
+from synth.export.manifest import corpus, write_manifest
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.storage.stats import funnel
 from synth.storage.store import StageFolder, read_json
-
-if TYPE_CHECKING:
-    from synth.context import StageContext
 
 #: Folder of an export until it is complete and renamed.
 STAGING = ".export"
@@ -66,9 +66,6 @@ class Export(GlobalStage):
 
     def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Write the export. Raises UserError if the filter has not finished all shards."""
-        from synth.export.card import write_card
-        from synth.export.manifest import write_manifest
-
         source = ctx.input_of(self)
         if not source.done():
             raise UserError(f"{source.path}: not done; resume --stage {source.name} first")
@@ -84,7 +81,8 @@ class Export(GlobalStage):
             (stage.name for stage in self.previous_stages), ctx.out_dir, ctx.fallback_dir
         )
         write_manifest(staging / "manifest.json", ctx, files, counts, manifest["digest"])
-        write_card(staging / "README.md", ctx, files, counts)
+        read = corpus(ctx, counts[0].stage)
+        write_atomic(staging / "README.md", card(ctx.cfg, counts, files, read))
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
         for path in staging.iterdir():
             if path.name not in names:
@@ -153,9 +151,8 @@ def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int
 
 def scorer_versions(ctx: StageContext) -> dict[str, Any]:
     """Return the info of the scoring service that scored the candidates."""
-    folders = [folder for folder in (ctx.out_dir, ctx.fallback_dir) if folder is not None]
-    stages = [StageFolder(folder, ScoreSelectBest.name).service("metricx") for folder in folders]
-    for path in (*stages, *(folder / "service-metricx.json" for folder in folders)):
+    stages = [StageFolder(path, ScoreSelectBest.name).service("metricx") for path in ctx.folders]
+    for path in (*stages, *(folder / "service-metricx.json" for folder in ctx.folders)):
         if (info := read_json(path, "versions")) is not None:
             return {
                 "checkpoint": ctx.cfg.metricx.checkpoint,

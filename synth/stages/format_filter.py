@@ -10,11 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
 from synth.cost import PACKED_ALIKE, Cost, Sizes
+from synth.execution.clients import Clients
 from synth.execution.stage_types import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
 from synth.reasons import Code, Family, FamilyCode, Reason, RuleCode
@@ -23,9 +24,6 @@ from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
-
-if TYPE_CHECKING:
-    from synth.execution.clients import Clients
 
 #: Number of records measured at once.
 _BATCH = 1000

@@ -22,11 +22,8 @@ class Generate128(MapStage):
     """
 
     name = "generate_128"
+    services = frozenset({"teacher"})
     shows_rejected = True
-
-    def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """Return the teacher."""
-        return frozenset({"teacher"})
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """Return the settings of the candidates. The strategy is excluded: both give the same

@@ -40,16 +40,13 @@ class PrefilterScore(MapStage):
 
     name = "prefilter_score"
     view = "prefilter_candidates.jsonl"
+    services = frozenset({"teacher", "metricx"})
     shows_rejected = True
     charts = (
         improvement("all"),
         DistributionChart(_BOTH, "score_greedy", "greedy", _SCORE),
         DistributionChart(_BOTH, "score_sample", "sample", _SCORE),
     )
-
-    def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """Return teacher and MetricX."""
-        return frozenset({"teacher", "metricx"})
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """Return the settings that the scores depend on."""

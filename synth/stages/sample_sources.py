@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import structlog
 
 from scorekit.errors import UserError
@@ -36,9 +37,6 @@ from synth.storage.distributions import Distribution, DistributionChart, Distrib
 from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
 from synth.storage.parquet import ParquetFile
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
-
-if TYPE_CHECKING:
-    import numpy as np
 
 log = structlog.get_logger()
 
@@ -125,7 +123,9 @@ class SampleSources(GlobalStage):
         """Read this process's files; merge when all files are read. Raises UserError."""
         folder = ctx.folder(self.name)
         if folder.shards() is None:
-            _Sampling(self, ctx, folder, manifest).run()
+            sampling = _Sampling(self, ctx, folder, manifest)
+            with hold_locks([(folder.lock(), True)], "sample there"):
+                sampling.run()
         elif missing := folder.missing():
             raise UserError(
                 f"{folder.path}: the mark of shard {missing[0]} is missing. Repair it with "
@@ -149,10 +149,6 @@ class _Sampling:
         self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
 
     def run(self) -> None:
-        with hold_locks([(self.folder.lock(), True)], "sample there"):
-            self._run()
-
-    def _run(self) -> None:
         (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
         with self._alone():
             check_begun(self.stage, self.manifest, self.ctx)

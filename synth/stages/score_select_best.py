@@ -36,15 +36,12 @@ class ScoreSelectBest(MapStage):
     name = "score_select_best"
     other_names = ("score_128_select_best",)
     view = "final_candidates_topk.jsonl"
+    services = frozenset({"metricx"})
     shows_rejected = True
     charts = (
         DistributionChart(_CHART[0], "score_best", "best", _CHART[1]),
         DistributionChart(_CHART[0], "score_worst", "worst", _CHART[1]),
     )
-
-    def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """Return MetricX."""
-        return frozenset({"metricx"})
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """Return the settings that the selection depends on."""

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import structlog
 
 from scorekit.errors import UserError
@@ -26,9 +27,6 @@ from synth.record import RejectedRecord
 from synth.stages.prefilter_score import improvement, improvements
 from synth.storage.distributions import Distributions
 from synth.storage.store import Record, ShardWriter, StageFolder
-
-if TYPE_CHECKING:
-    import numpy as np
 
 log = structlog.get_logger()
 
@@ -180,8 +178,6 @@ def _records(ctx: StageContext, source: StageFolder) -> Iterator[Record]:
 
 def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
     """Yield records with their rank, None if not chosen. chosen: from `choose`."""
-    import numpy as np
-
     in_order = np.argsort(chosen)
     index = 0
     for position, record in enumerate(records):
@@ -194,8 +190,6 @@ def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Rec
 
 def write_entries(path: Path, records: Iterator[Record]) -> None:
     """Write the sort entry of each record in the format of _ENTRY."""
-    import numpy as np
-
     with path.open("wb") as file:
         while chunk := [
             (r["prefilter"]["improvement"], r["source_id"], r["length_bucket_id"])
@@ -223,8 +217,6 @@ def choose(path: Path, cfg: SynthConfig) -> Chosen:
     rank_by bucket: each bucket with sources has an equal share; what it cannot fill goes to the
     most improved sources of other buckets.
     """
-    import numpy as np
-
     requested, threshold = cfg.data.target_examples_total, cfg.prefilter.min_improvement
     by_bucket = cfg.prefilter.rank_by == "bucket"
     counts: Counter[int] = Counter()
@@ -270,21 +262,15 @@ class _Best:
             self._size = len(self._batches[0])
 
     def rows(self) -> np.ndarray:
-        import numpy as np
-
         candidates = np.concatenate(self._batches)
         return candidates[_order(candidates)[: self.count]]
 
 
 def _order(rows: np.ndarray) -> np.ndarray:
-    import numpy as np
-
     return np.lexsort((rows["source_id"], -rows["improvement"]))
 
 
 def _no_rows() -> np.ndarray:
-    import numpy as np
-
     return np.empty(0, dtype=[*_ENTRY, ("position", "<i8")])
 
 
@@ -293,8 +279,6 @@ def _rows(path: Path, threshold: float | None, by_bucket: bool) -> Iterator[np.n
 
     by_bucket: keep their buckets; else all are in one.
     """
-    import numpy as np
-
     start = 0
     with path.open("rb") as file:
         while len(chunk := np.fromfile(file, dtype=_ENTRY, count=_CHUNK)):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from scorekit.errors import UserError
+from scorekit.files import identity_of
 
 #: Seconds between two checks of other processes' locks.
 RETRY_S = 0.5
@@ -38,7 +39,8 @@ def try_lock(path: Path, *, shared: bool = False) -> IO[str] | None:
                 f"{path}: this file system does not support locks ({error.strerror}). Put "
                 "run.out_dir on another one"
             ) from None
-        if _is_still(path, file):
+        locked = os.fstat(file.fileno())
+        if identity_of(path) == (locked.st_dev, locked.st_ino):
             if not shared:
                 _sign(file)
             return file
@@ -86,16 +88,14 @@ def hold_locks(
 
 
 class WorkClaims:
-    """Hands out shards or files that are neither done nor locked by another process."""
+    """Hands out shards or files that are neither done nor locked by another process.
+
+    todo: their numbers. done: returns True if a number is done. path: returns the path of its lock.
+    """
 
     def __init__(
         self, todo: Iterable[int], done: Callable[[int], bool], path: Callable[[int], Path]
     ) -> None:
-        """Prepare to claim the numbers of `todo`.
-
-        done: returns True if a number is done.
-        path: returns the path of a number's lock.
-        """
         self.left = list(todo)  # neither done nor handed out
         self._done, self._path = done, path
 
@@ -116,15 +116,6 @@ class WorkClaims:
     def waits_for(self) -> str:
         """Return the owner of the first remaining number."""
         return holder(self._path(self.left[0]))
-
-
-def _is_still(path: Path, file: IO[str]) -> bool:
-    try:
-        current = path.stat()
-    except FileNotFoundError:
-        return False
-    locked = os.fstat(file.fileno())
-    return (current.st_dev, current.st_ino) == (locked.st_dev, locked.st_ino)
 
 
 def _sign(file: IO[str]) -> None:

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.storage.store import StageFolder, read_json, to_line
@@ -219,8 +221,6 @@ def scorer_stats(urls: str | list[str], before: Mapping[str, float]) -> dict[str
     batches, batch_seconds, batch_samples: of all callers. memory_peak_bytes: the largest of one
     service, on its device or else its host. Empty if a service has no metrics.
     """
-    import httpx
-
     key = os.environ.get("SCOREKIT_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     total = {"batches": 0.0, "batch_seconds": 0.0, "batch_samples": 0.0, "memory_peak_bytes": 0.0}

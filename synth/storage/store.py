@@ -198,14 +198,8 @@ class StageFolder:
             if error:
                 raise UserError(f"{path}: it {error}. Repair it with {self._repair(index)}")
 
-    def verify_all(self) -> None:
-        """Verify all shards of a stage that one process writes; none may be missing."""
-        self.verify_marks()
-        for index in range(self.shards() or 0):
-            self.verify(index)
-
     def verify_marks(self) -> None:
-        """Raise UserError if a mark of such a stage is missing."""
+        """Raise UserError if a mark of a stage that one process writes is missing."""
         for index in self.missing():
             raise UserError(
                 f"{self._mark_path(index)}: it is missing. Repair it with {self._repair(index)}"

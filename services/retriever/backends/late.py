@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import structlog
+from safetensors import safe_open
 
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from services.retriever.backends.approximate import (
@@ -177,8 +178,6 @@ def _approximation(folder: Path, pages: int, approximate: bool | None) -> dict[s
 def _opened(path: Path) -> Any:
     if path.suffix == ".npz":
         return np.load(path, allow_pickle=False)
-    from safetensors import safe_open
-
     return safe_open(str(path), framework="numpy")
 
 

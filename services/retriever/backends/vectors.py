@@ -47,7 +47,9 @@ class VectorCache:
     def get(self, content: str) -> Vectors | None:
         """Return the vectors [n, D] of a content's digest, or None."""
         try:
-            return _floats(np.load(self._path(content), allow_pickle=False))
+            array = np.load(self._path(content), allow_pickle=False)
+            is_vectors = array.ndim == 2 and array.dtype.kind == "f"
+            return np.ascontiguousarray(checked_vectors(array)) if is_vectors else None
         except (OSError, ValueError, EOFError):
             return None
 
@@ -59,12 +61,6 @@ class VectorCache:
 
     def _path(self, content: str) -> Path:
         return self._folder / content[:2] / f"{content}.npy"
-
-
-def _floats(array: Any) -> Vectors:
-    if array.ndim != 2 or array.dtype.kind != "f":
-        raise ValueError("no vectors")
-    return np.ascontiguousarray(checked_vectors(array))
 
 
 def checked_vectors(array: Any, dimension: int | None = None) -> Vectors:

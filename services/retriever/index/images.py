@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 Format = Literal["png", "jpeg", "webp"]
 #: Largest side in pixels: WebP's limit.
@@ -40,19 +38,17 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def png_of(image: Image) -> bytes:
+def png_of(image: Image.Image) -> bytes:
     """Return a PNG; equal pixels give equal bytes."""
     out = io.BytesIO()
     image.save(out, "png", compress_level=6)
     return out.getvalue()
 
 
-def read_image(content: bytes, max_pixels: int) -> Image:
+def read_image(content: bytes, max_pixels: int) -> Image.Image:
     """Return an image file as RGB, rotated by its EXIF, with white for transparency.
 
     It is scaled down to at most max_pixels. Raises UnreadableImage."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     try:
         with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as opened:
             width, height = opened.size
@@ -77,10 +73,8 @@ def read_image(content: bytes, max_pixels: int) -> Image:
     return smaller(image, max_pixels)
 
 
-def smaller(image: Image, max_pixels: int | None) -> Image:
+def smaller(image: Image.Image, max_pixels: int | None) -> Image.Image:
     """Return the image scaled down to at most max_pixels, or unchanged if it is small enough."""
-    from PIL import Image
-
     width, height = fitted(image.width, image.height, max_pixels)
     if (width, height) == image.size:
         return image
@@ -99,8 +93,6 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
 
 def part_of(png: bytes, request: ImageRequest) -> bytes:
     """Return the requested part of a stored image as an encoded file."""
-    from PIL import Image
-
     with Image.open(io.BytesIO(png), formats=("PNG",)) as opened:
         image = opened.crop(request.crop) if request.crop else opened.convert("RGB")
     image = smaller(image, request.max_pixels)

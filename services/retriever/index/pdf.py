@@ -6,14 +6,15 @@ import ctypes
 import math
 import unicodedata
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pypdfium2
+import pypdfium2.raw as pdfium
+from PIL.Image import Image
 
 from scorekit.retrieval.wire import TextBox
 from scorekit.text.markup import normalized
 from services.retriever.index.images import fitted
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 #: Points per inch.
 POINTS = 72.0
@@ -46,8 +47,6 @@ class PdfFile:
     """An open PDF; close it after use. Raises PdfError if it is not a PDF."""
 
     def __init__(self, content: bytes) -> None:
-        import pypdfium2
-
         try:
             self._pdf = pypdfium2.PdfDocument(content)
             self.pages = len(self._pdf)
@@ -59,8 +58,6 @@ class PdfFile:
 
     def read(self, number: int, dpi: float, max_pixels: int) -> tuple[Image, list[TextBox]]:
         """Return image and text of page `number`; the first is 1. Raises PdfError."""
-        import pypdfium2
-
         try:
             page = self._pdf[number - 1]
             width, height = page.get_size()
@@ -113,8 +110,6 @@ def _boxes(page: Any, width: int, height: int) -> list[TextBox]:
 
 def _letters(page: Any, textpage: Any, width: int, height: int) -> Iterator[_Letter | None]:
     """Yield the letters in PDFium's order; None at the end of a line."""
-    import pypdfium2.raw as pdfium
-
     sides = [ctypes.c_double() for _ in range(4)]
     loose, matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
     x, y = ctypes.c_int(), ctypes.c_int()

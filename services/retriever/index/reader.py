@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,13 +177,13 @@ class PageReader:
             process.wait()
 
 
+@dataclass(slots=True)
 class _ReadState:
     """State of a file while it is read. errors: by page; None: for the rest of the file."""
 
-    def __init__(self) -> None:
-        self.key = ""
-        self.pages = 0
-        self.errors: dict[int | None, str] = {}
+    key: str = ""
+    pages: int = 0
+    errors: dict[int | None, str] = field(default_factory=dict)
 
 
 def _exit_reason(code: int) -> str:

@@ -1,4 +1,4 @@
-"""The process that reads files: `python -m services.retriever.index.worker FD`, for a `Reader`."""
+"""The process of a `PageReader`: `python -m services.retriever.index.worker FD` reads files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import PIL
+import pypdfium2
 
 from scorekit.files import write_atomic
 from scorekit.retrieval.wire import TextBox
@@ -88,9 +91,6 @@ def _read_file(
 
 def _key(content: bytes, rules: ReadingRules) -> str:
     """Return a digest of everything that the pages of a file depend on."""
-    import PIL
-    import pypdfium2
-
     versions = (pypdfium2.PDFIUM_INFO.version, PIL.__version__)
     content_key = "\0".join(map(str, (*rules, *versions, sha256(content))))
     return hashlib.sha256(content_key.encode()).hexdigest()[:32]

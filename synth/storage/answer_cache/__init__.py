@@ -14,10 +14,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synth.storage.answer_cache.base import AnswerCache as AnswerCache
 from synth.storage.answer_cache.redis_server import RedisAnswers
 from synth.storage.answer_cache.repair import repair_database as repair_database
 from synth.storage.answer_cache.sqlite_file import SqliteAnswers
+
+#: damaged: number of broken values read since it was opened. Once `put` returns, kill -9 does not
+#: lose the answers.
+AnswerCache = SqliteAnswers | RedisAnswers
 
 
 def open_answers(location: str | Path) -> AnswerCache:

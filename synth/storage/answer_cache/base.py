@@ -1,28 +1,12 @@
-"""The interface of answer caches, and the format of a stored value."""
+"""The format of a stored answer."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 _CHECKSUM = 8  # bytes
-
-
-class AnswerCache(Protocol):
-    """A cache of answers. damaged: number of broken values read since it was opened."""
-
-    damaged: int
-
-    async def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the answers of those keys that have one."""
-
-    async def put(self, answers: Mapping[str, Any]) -> None:
-        """Store answers, all or none of them. Once this returns, kill -9 does not lose them."""
-
-    async def close(self) -> None:
-        """Close the file or the connections."""
 
 
 def pack(key: str, answer: Any) -> tuple[bytes, bytes]:

@@ -31,10 +31,8 @@ def repair_database(path: Path) -> tuple[int, int | None]:
     """
     with hold_locks([(lock_of(path), False)], "repair it"):
         if _is_intact(path):
-            db = opened(path)
-            num_answers = int(db.execute("SELECT count(*) FROM answers").fetchone()[0])
-            db.close()
-            return num_answers, None
+            with closing(opened(path)) as db:
+                return _count(db), None
         fresh = path.with_name(path.name + ".mended")
         for leftover in (fresh, *sibling_files(fresh)):
             leftover.unlink(missing_ok=True)
@@ -55,17 +53,15 @@ def _is_intact(path: Path) -> bool:
     log_file = sibling_files(path)[0]
     if log_file.exists() and log_file.stat().st_size:
         return False  # it may be damaged, and SQLite would silently ignore its end
-    try:
-        db = opened(path)
-        try:
-            if db.execute("PRAGMA integrity_check").fetchall() != [(b"ok",)]:
-                return False
+    with suppress(sqlite3.Error), closing(opened(path)) as db:
+        if db.execute("PRAGMA integrity_check").fetchall() == [(b"ok",)]:
             stored = db.execute("SELECT key, value FROM answers")
             return all(unpack(*row) is not None for row in stored)
-        finally:
-            db.close()
-    except sqlite3.Error:
-        return False
+    return False
+
+
+def _count(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM answers").fetchone()[0])
 
 
 def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
@@ -82,7 +78,7 @@ def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
             new.execute("COMMIT")
     finally:
         scratch.unlink(missing_ok=True)
-    num_answers = int(new.execute("SELECT count(*) FROM answers").fetchone()[0])
+    num_answers = _count(new)
     new.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     new.close()
     return num_answers, num_unreadable

@@ -11,7 +11,7 @@ from scorekit.errors import UserError
 from synth.context import StageContext
 from synth.sources import ingest
 from synth.sources.ingest import Ingest
-from synth.sources.parts import PartWriter
+from synth.sources.parts import Part
 from synth.storage.store import ShardWriter, StageFolder, read_records
 from tests.kits.synth.sample_sources import (
     config,
@@ -56,24 +56,24 @@ def test_processes_that_end_together_merge_once(tmp_path):
     assert tree(tmp_path / "many") == tree(tmp_path / "one")
 
 
-def _run_until_killed(cfg, writer, commits):
+def _run_until_killed(cfg, kind, method, calls):
     done = 0
-    commit = writer.commit
+    original = getattr(kind, method)
 
-    def killed(self):
+    def killed(self, *args):
         nonlocal done
-        if done == commits:
+        if done == calls:
             os._exit(9)
         done += 1
-        return commit(self)
+        return original(self, *args)
 
-    writer.commit = killed
+    setattr(kind, method, killed)
     run(cfg)
 
 
-def killed_run(cfg, writer, commits):
+def killed_run(cfg, kind, method, calls):
     child = multiprocessing.get_context("fork").Process(
-        target=_run_until_killed, args=(cfg, writer, commits)
+        target=_run_until_killed, args=(cfg, kind, method, calls)
     )
     child.start()
     child.join()
@@ -84,7 +84,7 @@ def test_a_killed_run_keeps_the_files_it_has_finished(tmp_path, monkeypatch):
     files = shards(tmp_path)
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
-    killed_run(cfg, PartWriter, 2)
+    killed_run(cfg, Part, "set_counts", 2)
     read = []
     reader = Ingest.read
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_while_it_merges_merges_again(commits, tmp_path):
     files = shards(tmp_path)
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
-    killed_run(cfg, ShardWriter, commits)
+    killed_run(cfg, ShardWriter, "commit", commits)
     assert StageContext(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
     run(cfg, resume=True)
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
