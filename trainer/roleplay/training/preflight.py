@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import Finding, check_template, refuse_errors
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
@@ -20,7 +20,6 @@ from trainer.roleplay.data import columns_of, in_both, load_held_out, load_train
 from trainer.roleplay.evaluation.evaluate import prompt_ids, sample_replies
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.checkpoints.checkpoint import model_folder
 
 log = logging.getLogger(__name__)
 #: Number of turns in the template check.
@@ -81,17 +80,12 @@ def chat_findings(
 
     They are checked as they are trained on by SFT, and sampled here.
     """
-    from transformers import GenerationConfig
-
     conversations = [
         [*turn.prompt, {"role": "assistant", "content": turn.reference}]
         for turn in turns
         if turn.reference
     ][:_MAX_CONVERSATIONS]
-    settings = None
-    folder = model_folder(str(cfg.policy.path), cfg.policy.revision)
-    if (Path(folder) / "generation_config.json").is_file():
-        settings = GenerationConfig.from_pretrained(folder)
+    settings = load_generation_config(str(cfg.policy.path), cfg.policy.revision)
     return check_template(tokenizer, conversations, cfg.chat, settings, trained_turns="last")
 
 
