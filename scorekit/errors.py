@@ -78,9 +78,6 @@ class UserError(ScorekitError):
         super().__init__(message)
         self.lines = tuple(lines)
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, tuple[str, ...]]]:
-        return type(self), (str(self), self.lines)
-
 
 class ServiceUnreachable(ScorekitError):
     """A service gave no answer that could be parsed.
@@ -115,9 +112,6 @@ class ServerEnded(ServiceUnreachable):
 
     def __str__(self) -> str:
         return f"{self.url} has ended: {self.reason}"
-
-    def __reduce__(self) -> tuple[type[ServerEnded], tuple[str, str]]:
-        return type(self), (self.url, self.reason)
 
 
 class IndexChanged(ServiceUnreachable):

@@ -75,7 +75,6 @@ class Scorer(Protocol):
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place."""
-        ...
 
 
 def reward_output(results: Sequence[Result]) -> RewardOutput:

@@ -30,11 +30,7 @@ from scorekit.adapters.composite import (
 )
 from scorekit.adapters.remote_requests import END_MARKS
 from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import (
-    MAX_IN_FLIGHT,
-    RewardSettings,
-    reward_settings,
-)
+from scorekit.adapters.rewards import RewardSettings, reward_settings
 from scorekit.adapters.trainer_limits import (
     DEADLINES_S,
     OPENRLHF_CLIP_RANGE,
@@ -259,12 +255,7 @@ async def _open_service(
     settings: RewardSettings, service: str | None, wait_s: float
 ) -> AsyncIterator[_Opened]:
     """Yield the client of a service that fits the settings."""
-    async with ScoringClient(
-        settings.url,
-        timeout_s=settings.timeout_s,
-        deadline_s=settings.deadline_s,
-        max_in_flight=MAX_IN_FLIGHT,
-    ) as client:
+    async with ScoringClient(settings.url, **settings.client_options) as client:
         await client.wait_ready(wait_s)
         info = await client.info()
         if service is not None and info.service != service:

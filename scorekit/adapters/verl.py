@@ -21,7 +21,6 @@ from typing import Any
 
 from scorekit.adapters.composite import check_single_samples, definition_of, once_per_loop
 from scorekit.adapters.rewards import (
-    MAX_IN_FLIGHT,
     RewardSettings,
     Samples,
     message_text,
@@ -67,12 +66,7 @@ class ServiceRewards:
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
         self.samples = Samples(settings)
-        self._client = ScoringClient(
-            settings.url,
-            timeout_s=settings.timeout_s,
-            deadline_s=settings.deadline_s,
-            max_in_flight=MAX_IN_FLIGHT,
-        )
+        self._client = ScoringClient(settings.url, **settings.client_options)
 
     async def score(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> ScoredText:
         """Return the reward of one completion.

@@ -69,26 +69,16 @@ def _without_key(check: Check) -> str:
 def print_check_results(findings: Findings) -> int:
     """Print all checks, and the failed ones as errors. Return the exit code."""
     console = Console()
-    console.print(check_table(findings))
+    checks = Table("", "check", Column("found", overflow="fold"))
+    for check in findings.checks:
+        mark = Text("ok", "green") if check.ok else Text("failed", "red")
+        checks.add_row(mark, check.name, Text(visible(check.result)))
+    console.print(checks)
     if findings.memory:
-        console.print(memory_table(findings))
+        memory = Table("memory (estimate)", Column("GiB", justify="right"))
+        for use, size in findings.memory:
+            memory.add_row(use, f"{size / 2**30:.2f}")
+        console.print(memory)
     for error_line in findings.errors:
         print_line(f"error: {error_line}")
     return 2 if findings.failed else 0
-
-
-def check_table(findings: Findings) -> Table:
-    """Return a table with a row per check."""
-    table = Table("", "check", Column("found", overflow="fold"))
-    for check in findings.checks:
-        mark = Text("ok", "green") if check.ok else Text("failed", "red")
-        table.add_row(mark, check.name, Text(visible(check.result)))
-    return table
-
-
-def memory_table(findings: Findings) -> Table:
-    """Return a table of the estimated memory."""
-    table = Table("memory (estimate)", Column("GiB", justify="right"))
-    for use, size in findings.memory:
-        table.add_row(use, f"{size / 2**30:.2f}")
-    return table

@@ -269,15 +269,10 @@ class _Call:
             self._components_of(key, names, refused)
             for key, names in self._reward._names_by_request.items()
         ]
-        tasks = [asyncio.ensure_future(part) for part in parts]
-        try:
-            merged: dict[str, list[ComponentResult]] = {}
-            for components in await asyncio.gather(*tasks):
-                merged |= components
-            return merged
-        finally:
-            for task in tasks:
-                task.cancel()
+        merged: dict[str, list[ComponentResult]] = {}
+        for components in await gather_or_cancel(parts):
+            merged |= components
+        return merged
 
     async def _components_of(
         self, key: str, names: list[str], refused: set[int]

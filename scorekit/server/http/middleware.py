@@ -83,7 +83,7 @@ class RequestMiddleware:
                     (b"x-request-id", request_id.encode()),
                     (b"x-total-time", elapsed_ms.encode()),
                 ]
-                if status >= 400 and _has_unread_body(scope, headers):
+                if status >= 400 and not scope.get("body_read") and _has_body(headers):
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
@@ -118,7 +118,7 @@ class RequestMiddleware:
             return error
         if not self.keys and (error := foreign_host(headers, self.hosts)) is not None:
             return error
-        if self._is_open(scope):
+        if self.page and _path(scope) == "/" and scope["method"] in ("GET", "HEAD"):
             return None
         if self.keys and not scope["key_id"]:
             reason = "not a key of this service" if token else "this service wants a key"
@@ -127,10 +127,6 @@ class RequestMiddleware:
         if not self.keys and (error := foreign_page(headers, self.hosts)) is not None:
             return error
         return wrong_content(headers) if _has_body(headers) else None
-
-    def _is_open(self, scope: Scope) -> bool:
-        """Return True if the request needs no key."""
-        return self.page and _path(scope) == "/" and scope["method"] in ("GET", "HEAD")
 
     def _id_of_key(self, token: bytes) -> str | None:
         """Return the id of a configured key, or None for any other token."""
@@ -184,11 +180,6 @@ def _origin(scope: Scope, token: bytes, route: str) -> dict[str, str]:
 def _path(scope: Scope) -> str:
     # Behind a proxy with a prefix (Ray Serve), the path begins with it.
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
-
-
-def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Return True if a refusal came before the body was read (`read_request` notes when it was)."""
-    return not scope.get("body_read") and _has_body(headers)
 
 
 def _has_body(headers: dict[bytes, bytes]) -> bool:

@@ -66,10 +66,11 @@ class TokenizerThread:
 
     def _tokenize(self, task: TokenizeTask) -> None:
         raised = [flight for flight in task.flights if flight.encoded is not None]
-        waiting = [(flight, flight.sample) for flight in task.flights if flight.encoded is None]
         waiting = [
-            (flight, sample) for flight, sample in waiting if sample is not None
-        ]  # not dropped
+            (flight, sample)
+            for flight in task.flights
+            if flight.encoded is None and (sample := flight.sample) is not None  # not dropped
+        ]
         started = time.perf_counter()
         encoded = self._encode([sample for _, sample in waiting], task.options) if waiting else []
         seconds = time.perf_counter() - started

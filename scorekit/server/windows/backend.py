@@ -12,7 +12,7 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreOptions, TranslationSample
-from scorekit.server.backend import Backend, Encoded, Outcome
+from scorekit.server.backend import Backend, Encoded, Outcome, workers_of
 from scorekit.server.description import ModelDescription
 from scorekit.server.queue.batch import (
     default_batch_tokens,
@@ -49,7 +49,7 @@ class Windowed:
         self.endpoint = backend.endpoint
         self.probe = backend.probe
         self.memory_bytes = backend.memory_bytes
-        self.workers = int(getattr(backend, "workers", 1))
+        self.workers = workers_of(backend)
 
     def load(self) -> ModelDescription:
         """Load the wrapped backend."""
