@@ -17,10 +17,10 @@ The two type lists are closed: a client may switch on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 #: Types of a failed sample. The first two are caused by the text, the others by the service.
-SAMPLE_ERROR_TYPES = (
+SampleErrorType = Literal[
     "invalid_input",
     "overlong",
     "non_finite",
@@ -28,7 +28,8 @@ SAMPLE_ERROR_TYPES = (
     "timeout",
     "cancelled",
     "upstream",
-)
+]
+SAMPLE_ERROR_TYPES: tuple[SampleErrorType, ...] = get_args(SampleErrorType)
 #: Types that the text causes: another request gets the same answer.
 TEXT_ERROR_TYPES = frozenset({"invalid_input", "overlong"})
 _RETRYABLE_SAMPLE_TYPES = frozenset({"timeout", "cancelled", "upstream"})

@@ -13,7 +13,6 @@ starts. Settings are those of RewardSettings, as `reward_kwargs` or from SCOREKI
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,11 +150,7 @@ def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewar
 
     It is made once: verl calls for every completion. Raises UserError for a wrong setting."""
     plain = plain_settings(values)
-
-    def make() -> ServiceRewards | DefinitionRewards:
-        return make_rewards(reward_settings(**plain))
-
-    return once_per_loop(json.dumps(plain, sort_keys=True, default=str), make)
+    return once_per_loop("verl", plain, lambda: make_rewards(reward_settings(**plain)))
 
 
 def make_rewards(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:

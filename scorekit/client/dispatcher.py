@@ -159,8 +159,7 @@ class RequestDispatcher:
     def _transient_error(
         self, endpoint: Replica, failed: dict[int, Result], deadline: Deadline
     ) -> RequestError:
-        """Return the error that makes the samples be retried. It is logged once: it may take
-        long."""
+        """Return the error that makes samples be retried; logged once: it may take long."""
         if not self._has_logged_retries:
             self._has_logged_retries = True
             types = {result.error.type for result in failed.values() if isinstance(result, Failed)}

@@ -183,8 +183,7 @@ def _proxy_for(url: str) -> str | None:
 
 
 def _reason(error: Any) -> str:
-    """Return the reason of a failed connection, without the proxy's URL: it may contain a
-    password."""
+    """Return why a connection failed, without the proxy's URL: it may contain a password."""
     from aiohttp import ClientHttpProxyError
 
     if isinstance(error, ClientHttpProxyError):

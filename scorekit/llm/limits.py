@@ -118,8 +118,7 @@ class RetryPolicy:
         return retrying(may_help, wait=self.wait, stop=self.stop, note=note)
 
     def wait(self, state: RetryCallState) -> float:
-        """Return the seconds to the next attempt; the last one is made when the waiting time
-        ends."""
+        """Return the seconds to the next attempt; the last is made when the waiting time ends."""
         pause = self._step(state)
         if state.attempt_number < self._max_attempts:
             return pause

@@ -44,8 +44,7 @@ class MetricStats:
 
 @dataclass
 class MetaEvaluation:
-    """The result. rows: translations, of `judged`, that all metrics scored. human: mean by
-    system."""
+    """The result. rows: those of the `judged` that all metrics scored. human: mean by system."""
 
     judged: int
     rows: int

@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check before a run: its name, its result in words, and whether a run could start with
-    it."""
+    """A check before a run: its name, its result in words, and whether a run could start."""
 
     name: str
     result: str
@@ -29,8 +28,7 @@ class Check:
 
 @dataclass(slots=True)
 class Findings:
-    """All checks, in order. memory: (use, bytes); the last two entries are the total and the
-    free."""
+    """All checks, in order. memory: (use, bytes); the last two are the total and the free."""
 
     checks: list[Check] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)

@@ -116,8 +116,7 @@ class Retriever(ForkSafeClient["_Client"]):
         return self.run(lambda client: client.search(searches, top_k))
 
     def page(self, page_id: str) -> Page:
-        """Return size and text of a page. Raises RequestError (`not_found`) if it does not
-        exist."""
+        """Return size and text of a page. Raises RequestError (`not_found`) if there is none."""
         return self.run(lambda client: client.page(page_id))
 
     def image(self, page_id: str) -> bytes:

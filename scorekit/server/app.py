@@ -37,8 +37,7 @@ from scorekit.server.service import LARGE, MANY, ScoringService
 def create_app(
     backend: Backend, settings: ServiceSettings, secrets: Secrets | None = None
 ) -> FastAPI:
-    """Create the application of one service. The model is loaded after start-up, in the
-    background."""
+    """Create the application of one service. The model loads after start-up, in the background."""
     secrets = secrets or Secrets()
     service = ScoringService(backend, settings, secrets)
 
@@ -185,8 +184,7 @@ async def _open_job(
 
 
 class _Parts(StreamingResponse):
-    """An answer that is written as it is read. `exit_stack` is closed at its end, also after a
-    disconnect."""
+    """An answer written as it is read; `exit_stack` closes at its end, also after a disconnect."""
 
     def __init__(
         self,
@@ -222,8 +220,7 @@ async def _lines(
 
 
 def _times(job: PendingRequest) -> dict[str, str]:
-    """Return the milliseconds of a request's stages as headers; the middleware adds
-    X-Total-Time."""
+    """Return milliseconds of a request's stages as headers; the middleware adds X-Total-Time."""
     return {
         "X-Tokenise-Time": f"{job.tokenise_s * 1000:.2f}",
         "X-Queue-Time": f"{job.queue_s * 1000:.2f}",
@@ -292,6 +289,10 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
+#: Fields of a description that `GET /v1/info` has as they are.
+_DESCRIBED = ("model", "revision", "tokenizer", "dtype", "device", "max_input_length")
+
+
 def _info(service: ScoringService) -> BaseModel:
     description = service.description
     memory = service.backend.memory_bytes()
@@ -299,12 +300,7 @@ def _info(service: ScoringService) -> BaseModel:
     return service.endpoint.info(
         {
             "service": service.backend.service,
-            "model": description.model,
-            "revision": description.revision,
-            "tokenizer": description.tokenizer,
-            "dtype": description.dtype,
-            "device": description.device,
-            "max_input_length": description.max_input_length,
+            **{name: getattr(description, name) for name in _DESCRIBED},
             "max_samples": service.settings.max_samples,
             "max_body_bytes": service.settings.max_body_bytes,
             "versions": description.versions | scorekit_version,

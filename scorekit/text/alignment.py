@@ -271,8 +271,7 @@ def _common(bonus: Bonus, i: int, j: int, di: int, dj: int) -> float:
 
 
 def _trace_back(last_bead: list[list[Bead]], band: list[range]) -> Path:
-    """Return the path, with every sentence of a passage by itself: it may be cut between any
-    two."""
+    """Return the path, with each sentence of a passage apart: it may be cut between any two."""
     i, j = len(band) - 1, band[-1][-1]
     path = [(i, j)]
     while (i, j) != (0, 0):

@@ -188,23 +188,16 @@ def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
 
 
 def _flag_meant(settings_type: type[ServiceSettings], message: str) -> str:
+    unknown = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+    if not unknown or not message.startswith("unrecognized"):
+        return ""
     flags = [_flag(settings_type, name) for name in settings_type.model_fields]
-    unknown = [
-        word.partition("=")[0].removeprefix("--")
-        for word in message.split()
-        if word.startswith("--")
-    ]
-    suggestion = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
-    return (
-        f" (did you mean --{suggestion}?)"
-        if suggestion and message.startswith("unrecognized")
-        else ""
-    )
+    suggestion = nearest(unknown[0].removeprefix("--"), dict(zip(flags, flags, strict=True)))
+    return f" (did you mean --{suggestion}?)" if suggestion else ""
 
 
 def _flag(settings_type: type[ServiceSettings], name: str) -> str:
-    """Return a setting's flag without dashes; if it is on by default, the flag that turns it
-    off."""
+    """Return a setting's flag without dashes: if it is on by default, the one to turn it off."""
     field = settings_type.model_fields.get(name)
     prefix = "no-" if field is not None and field.default is True else ""
     return prefix + name.replace("_", "-")

@@ -167,7 +167,7 @@ class Batcher:
             return "the model thread ended"
         if self._model.timing.is_stalled():
             return "the model hangs in a batch"
-        if any(thread.is_stalled() for thread in self._tokenizer_threads):
+        if any(thread.timing.is_stalled() for thread in self._tokenizer_threads):
             return "the tokeniser hangs"
         return None
 

@@ -58,8 +58,7 @@ class Windowed:
         return description
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
-        """Encode; with `overlong: windows`, split a sample that does not fit into windows that
-        do."""
+        """Encode; with `overlong: windows`, a sample that does not fit is split into windows."""
         return [
             self._in_windows(sample, options) if encoded is None else encoded
             for sample, encoded in zip(samples, self.encode_uncut(samples, options), strict=True)
@@ -101,8 +100,7 @@ class Windowed:
         return merged
 
     def _forward(self, batch: list[Encoded]) -> list[Outcome]:
-        """Score a batch; halve it if it does not fit the memory: the queue cannot halve a
-        sample."""
+        """Score a batch; halve it if it exceeds the memory: the queue cannot halve a sample."""
         try:
             return self._inner.forward(batch)
         except Exception as error:
