@@ -21,13 +21,7 @@ from typing import Any, Literal, get_args
 
 #: Types of a failed sample. The first two are caused by the text, the others by the service.
 SampleErrorType = Literal[
-    "invalid_input",
-    "overlong",
-    "non_finite",
-    "model_failure",
-    "timeout",
-    "cancelled",
-    "upstream",
+    "invalid_input", "overlong", "non_finite", "model_failure", "timeout", "cancelled", "upstream"
 ]
 SAMPLE_ERROR_TYPES: tuple[SampleErrorType, ...] = get_args(SampleErrorType)
 #: Types that the text causes: another request gets the same answer.

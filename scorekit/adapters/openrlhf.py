@@ -23,10 +23,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.adapters.composite import (
-    check_single_samples,
-    definition_of_service,
-)
+from scorekit.adapters.composite import check_single_samples, definition_of_service
 from scorekit.adapters.remote_requests import END_MARKS
 from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import RewardSettings, reward_settings

@@ -17,13 +17,7 @@ from scorekit.adapters.remote_requests import (
     parse_body,
     without_end_marks,
 )
-from scorekit.adapters.rewards import (
-    RewardSettings,
-    Samples,
-    message_text,
-    options_for,
-    reward_of,
-)
+from scorekit.adapters.rewards import RewardSettings, Samples, message_text, options_for, reward_of
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.errors import UserError
 from scorekit.rewards import CompositeReward, raise_for_missing

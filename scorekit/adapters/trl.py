@@ -134,9 +134,7 @@ def completion_text(completion: Any) -> str:
 
 
 def group_indices(
-    prompts: Sequence[Any],
-    samples: Sequence[Mapping[str, Any]],
-    num_generations: int | None = None,
+    prompts: Sequence[Any], samples: Sequence[Mapping[str, Any]], num_generations: int | None = None
 ) -> list[int]:
     """Return the group of each completion: a new one begins where prompt or source change.
 

@@ -204,8 +204,4 @@ def _details(scored: ScoredText) -> dict[str, Any]:
         for name, answer in scored.answers.items()
         if isinstance(answer, Scored) and answer.error_spans is not None
     }
-    return {
-        "components": scored.numbers,
-        "spans": spans,
-        "is_refused_text": scored.is_refused_text,
-    }
+    return {"components": scored.numbers, "spans": spans, "is_refused_text": scored.is_refused_text}

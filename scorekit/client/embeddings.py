@@ -26,13 +26,7 @@ from scorekit.client.embedding_answers import (
     vectors_in_order,
 )
 from scorekit.client.transport import RetryingSession, checked_url, resolve_api_key
-from scorekit.errors import (
-    RequestError,
-    SampleError,
-    ServerEnded,
-    ServiceUnreachable,
-    UserError,
-)
+from scorekit.errors import RequestError, SampleError, ServerEnded, ServiceUnreachable, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.tasks import gather_or_cancel
 from scorekit.numeric.vectors import vector_error

@@ -110,9 +110,7 @@ class RetryPolicy:
         self._away_deadline: Deadline | None = None
 
     def tries(
-        self,
-        may_help: Callable[[BaseException], bool],
-        note: Callable[[RetryCallState], None],
+        self, may_help: Callable[[BaseException], bool], note: Callable[[RetryCallState], None]
     ) -> AsyncRetrying:
         """Return the attempts of one request."""
         return retrying(may_help, wait=self.wait, stop=self.stop, note=note)

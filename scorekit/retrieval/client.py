@@ -27,13 +27,7 @@ from scorekit.client.transport import (
     raise_refusal,
     resolve_api_key,
 )
-from scorekit.errors import (
-    IndexChanged,
-    RequestError,
-    SampleError,
-    ServiceUnreachable,
-    UserError,
-)
+from scorekit.errors import IndexChanged, RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import gather_or_cancel

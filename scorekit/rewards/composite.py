@@ -24,13 +24,7 @@ from scorekit.rewards.gates import load_gate, rule_result
 from scorekit.rewards.local_rules import LocalRule
 from scorekit.rewards.results import ComponentResult, GateResult, RewardResult
 from scorekit.rewards.samples import Fields, fields_of, group_indices, seconds_of_call
-from scorekit.rewards.services import (
-    SHORTEST,
-    checks,
-    request_body,
-    request_key,
-    service_component,
-)
+from scorekit.rewards.services import SHORTEST, checks, request_body, request_key, service_component
 from scorekit.schemas import Failed, Info, Result
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
@@ -308,11 +302,7 @@ class _Call:
         futures = [service.submit(body) for body in bodies]
         try:
             if futures:
-                await asyncio.wait(
-                    futures,
-                    timeout=limit_s,
-                    return_when=asyncio.FIRST_EXCEPTION,
-                )
+                await asyncio.wait(futures, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
             for future in futures:
                 if future.done() and not future.cancelled() and future.exception() is not None:
                     raise future.exception()  # type: ignore[misc]

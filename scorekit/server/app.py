@@ -19,10 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 import scorekit
 from scorekit.errors import RequestError
-from scorekit.schemas import (
-    SCHEMA_VERSION,
-    ErrorResponse,
-)
+from scorekit.schemas import SCHEMA_VERSION, ErrorResponse
 from scorekit.server.backend import Backend
 from scorekit.server.endpoint import Line
 from scorekit.server.http.body import RequestSchema, read_query, read_request
@@ -374,10 +371,7 @@ def _describe_keys(document: dict[str, Any]) -> None:
     """Document keys as optional: the settings decide whether a service needs one."""
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     schema = {"$ref": "#/components/schemas/ErrorResponse"}
-    refusal = {
-        "description": "Unauthorized",
-        "content": {"application/json": {"schema": schema}},
-    }
+    refusal = {"description": "Unauthorized", "content": {"application/json": {"schema": schema}}}
     for path, operations in document["paths"].items():
         if not path.startswith("/health/"):
             for operation in operations.values():

@@ -86,12 +86,7 @@ class ScoreEndpoint(Endpoint):
         if key.get("overlong") == "windows":
             key["windows"] = REVISION
         return ParsedRequest(
-            request.samples,
-            options,
-            key,
-            options.cache,
-            request.priority,
-            request.timeout_s,
+            request.samples, options, key, options.cache, request.priority, request.timeout_s
         )
 
     def default_options(self, description: ModelDescription) -> Any:

@@ -11,13 +11,7 @@ from typing import Literal, TypeVar
 
 import structlog
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliToggleFlag,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, CliApp, CliToggleFlag, SettingsConfigDict, SettingsError
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
@@ -54,8 +48,7 @@ class ServiceSettings(BaseSettings):
         True, description="Serve a page at / to try the service by hand; --no-page: none."
     )
     api_keys_file: Path | None = Field(
-        None,
-        description="File with one API key a line; keys may also come from SCOREKIT_API_KEYS.",
+        None, description="File with one API key a line; keys may also come from SCOREKIT_API_KEYS."
     )
     revision: str | None = Field(None, description="Revision of a hub model; null: its newest.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
