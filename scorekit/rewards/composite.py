@@ -288,13 +288,11 @@ class _Call:
         answers = await self._answers(key, list(bodies.values()), limit_s)
         outcomes_by_index = dict(zip(bodies, answers, strict=True))
         bad = await self._bad_source_indices(key, configs, outcomes_by_index)
-        results: dict[str, list[ComponentResult]] = {}
-        for name, config in zip(names, configs, strict=True):
-            results[name] = [
-                _component(config, outcomes_by_index.get(index, outcomes[index]), bad.get(index))
-                for index in range(len(self._samples))
-            ]
-        return results
+        outcomes = [outcomes_by_index.get(index, outcome) for index, outcome in enumerate(outcomes)]
+        return {
+            name: [_component(config, o, bad.get(index)) for index, o in enumerate(outcomes)]
+            for name, config in zip(names, configs, strict=True)
+        }
 
     async def _answers(self, key: str, bodies: list[Fields], limit_s: float) -> list[Result | str]:
         """Return the results of one service in order; "timeout" after `limit_s`."""

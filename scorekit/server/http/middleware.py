@@ -91,8 +91,7 @@ class RequestMiddleware:
             if (error := self._refusal(scope, headers, token)) is None:
                 await self.app(scope, receive, send_marked)
             else:
-                extra_headers = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
-                await _refuse(send_marked, error, extra_headers)
+                await _refuse(send_marked, error)
         except ClientDisconnect:
             # Nothing reads the answer: the client disconnected, or connection.py closed the
             # connection.
@@ -104,7 +103,7 @@ class RequestMiddleware:
             log.error("bug", exc_info=True)
             if not status:
                 message = f"a bug; see the log for request {request_id}"
-                await _refuse(send_marked, RequestError("internal", message), [])
+                await _refuse(send_marked, RequestError("internal", message))
         finally:
             self._note(scope, token, status, time.perf_counter() - started)
 
@@ -186,9 +185,9 @@ def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-async def _refuse(send: Send, error: RequestError, more_headers: list[tuple[bytes, bytes]]) -> None:
+async def _refuse(send: Send, error: RequestError) -> None:
     body = to_json({"error": error.wire()})
-    length = (b"content-length", b"%d" % len(body))
-    headers = [(b"content-type", b"application/json"), length, *more_headers]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

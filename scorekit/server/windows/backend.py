@@ -7,7 +7,7 @@ score that it has with every other `overlong`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from scorekit.errors import SampleError
@@ -77,26 +77,19 @@ class Windowed:
         """Score the windows of all samples, in several batches if they are too many."""
         if not any(isinstance(encoded.payload, WindowedSample) for encoded in batch):
             return self._inner.forward(batch)
-        windows: list[Encoded] = []
-        for encoded in batch:
-            windows += (
-                encoded.payload.windows
-                if isinstance(encoded.payload, WindowedSample)
-                else [encoded]
-            )
+        samples = [e.payload if isinstance(e.payload, WindowedSample) else None for e in batch]
+        groups = [s.windows if s else [e] for s, e in zip(samples, batch, strict=True)]
+        windows = [window for group in groups for window in group]
         outcomes: dict[int, Outcome] = {}
         sizes = [(window.length, window.rows) for window in windows]
         for indices in make_batches(sizes, max(self._max_tokens, 1)):
             scored = self._forward([windows[k] for k in indices])
             outcomes |= dict(zip(indices, scored, strict=True))
+        in_order = iter([outcomes[k] for k in range(len(windows))])
         merged: list[Outcome] = []
-        position = 0
-        for encoded in batch:
-            sample = encoded.payload if isinstance(encoded.payload, WindowedSample) else None
-            stop = position + (len(sample.windows) if sample else 1)
-            window_outcomes = [outcomes[k] for k in range(position, stop)]
-            merged.append(merge_outcomes(sample, window_outcomes) if sample else window_outcomes[0])
-            position = stop
+        for sample, group in zip(samples, groups, strict=True):
+            own = list(islice(in_order, len(group)))
+            merged.append(merge_outcomes(sample, own) if sample else own[0])
         return merged
 
     def _forward(self, batch: list[Encoded]) -> list[Outcome]:
@@ -174,10 +167,8 @@ class _Cutter:
             for (window, read), part, result in zip(todo.items(), parts, results, strict=True):
                 first_part, last_part = window
                 if isinstance(result, Encoded):
-                    done[window] = (
-                        result,
-                        self._window_range((borders[first_part], borders[last_part]), part),
-                    )
+                    own = borders[first_part], borders[last_part]
+                    done[window] = result, self._window_range(own, part)
                 elif read != window:
                     retries[window] = (
                         first_part - (first_part - read[0]) // 2,
