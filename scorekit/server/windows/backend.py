@@ -88,8 +88,8 @@ class Windowed:
         in_order = iter([outcomes[k] for k in range(len(windows))])
         merged: list[Outcome] = []
         for sample, group in zip(samples, groups, strict=True):
-            own = list(islice(in_order, len(group)))
-            merged.append(merge_outcomes(sample, own) if sample else own[0])
+            window_outcomes = list(islice(in_order, len(group)))
+            merged.append(merge_outcomes(sample, window_outcomes) if sample else window_outcomes[0])
         return merged
 
     def _forward(self, batch: list[Encoded]) -> list[Outcome]:
@@ -167,8 +167,8 @@ class _Cutter:
             for (window, read), part, result in zip(todo.items(), parts, results, strict=True):
                 first_part, last_part = window
                 if isinstance(result, Encoded):
-                    own = borders[first_part], borders[last_part]
-                    done[window] = result, self._window_range(own, part)
+                    window_part = borders[first_part], borders[last_part]
+                    done[window] = result, self._window_range(window_part, part)
                 elif read != window:
                     retries[window] = (
                         first_part - (first_part - read[0]) // 2,
