@@ -86,8 +86,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _reader_has_left() -> bool:
-    """Return True if the reader of stdout or stderr has closed it. Other broken pipes are
-    errors."""
+    """Return True if the reader of stdout or stderr has left. Other broken pipes are errors."""
     poll = select.poll()
     for handle in (1, 2):
         poll.register(handle, 0)

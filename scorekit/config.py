@@ -27,6 +27,8 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=BaseModel)
+#: Errors of a validation in a message.
+MAX_ERRORS = 10
 
 
 def split_commas(value: Any) -> Any:
@@ -83,25 +85,23 @@ def refuse_password(value: str, label: str, instead: str) -> None:
         )
 
 
-def describe_validation_error(
-    error: ValidationError, label: str = "config", limit: int = 10
-) -> str:
+def describe_validation_error(error: ValidationError, label: str = "config") -> str:
     """Return the errors of a validation as `a.b: problem`, without the input's own text.
 
     label: the name of what was checked, for an error that belongs to no single field.
     """
     errors = error.errors(include_input=False, include_url=False, include_context=False)
-    return describe_errors(errors, label, limit)
+    return describe_errors(errors, label)
 
 
-def describe_errors(errors: Sequence[ErrorDetails], label: str, limit: int) -> str:
+def describe_errors(errors: Sequence[ErrorDetails], label: str) -> str:
     """Return a list of errors in the same form."""
     descriptions = [
         f"{'.'.join(str(part)[:40] for part in error['loc']) or label}: "
         f"{error['msg'].removeprefix('Value error, ')}"  # pydantic's prefix
-        for error in errors[:limit]
+        for error in errors[:MAX_ERRORS]
     ]
-    return "; ".join(descriptions) + ("; and more" if len(errors) > limit else "")
+    return "; ".join(descriptions) + ("; and more" if len(errors) > MAX_ERRORS else "")
 
 
 def _with_nearest(config_type: type[BaseModel], validation_error: ValidationError) -> str:
@@ -117,12 +117,11 @@ def _with_nearest(config_type: type[BaseModel], validation_error: ValidationErro
             other_keys = {name.rpartition(".")[2]: name for name in reversed(valid_keys)}
             suggestion = nearest(key, section_keys) or nearest(key, other_keys)
             error["msg"] += f" (did you mean {suggestion}?)" if suggestion else ""
-    return describe_errors(errors, "config", 10)
+    return describe_errors(errors, "config")
 
 
 def nearest(key: str, names: Mapping[str, str]) -> str | None:
-    """Return the value in `names` whose key is spelled most like `key`, or None if none is
-    close."""
+    """Return the value in `names` whose key is spelled like `key`; None if none is close."""
     close = get_close_matches(key, names, n=1, cutoff=0.7)
     return names[close[0]] if close else None
 

@@ -45,7 +45,8 @@ def _digest_file(path: Path) -> str:
     if _note(path, path.stat()) != note_path:
         raise UserError(f"{path}: changed while it was read; start again when it is complete")
     if is_settled:  # a file that may still change unnoticed is not cached
-        _write_note(note_path, digest)
+        with contextlib.suppress(OSError):  # a cache folder that cannot be written only costs time
+            write_atomic(note_path, digest)
     return digest
 
 
@@ -59,19 +60,8 @@ def _note(path: Path, stat: os.stat_result) -> Path:
 
     Each digest has its own small file, so services that start together do not overwrite each
     other's."""
-    identity = "|".join(
-        map(
-            str,
-            (
-                path.resolve(),
-                stat.st_dev,
-                stat.st_ino,
-                stat.st_size,
-                stat.st_mtime_ns,
-                stat.st_ctime_ns,
-            ),
-        )
-    )
+    state = stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+    identity = "|".join(map(str, (path.resolve(), *state)))
     name = hashlib.blake2b(os.fsencode(identity), digest_size=16).hexdigest()
     return user_cache_path("scorekit") / "digests" / name
 
@@ -82,9 +72,3 @@ def _read_note(note: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return text if re.fullmatch("[0-9a-f]{32}", text) else None
-
-
-def _write_note(note: Path, digest: str) -> None:
-    # A cache folder that cannot be written only costs time.
-    with contextlib.suppress(OSError):
-        write_atomic(note, digest)

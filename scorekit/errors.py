@@ -17,18 +17,13 @@ The two type lists are closed: a client may switch on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 #: Types of a failed sample. The first two are caused by the text, the others by the service.
-SAMPLE_ERROR_TYPES = (
-    "invalid_input",
-    "overlong",
-    "non_finite",
-    "model_failure",
-    "timeout",
-    "cancelled",
-    "upstream",
-)
+SampleErrorType = Literal[
+    "invalid_input", "overlong", "non_finite", "model_failure", "timeout", "cancelled", "upstream"
+]
+SAMPLE_ERROR_TYPES: tuple[SampleErrorType, ...] = get_args(SampleErrorType)
 #: Types that the text causes: another request gets the same answer.
 TEXT_ERROR_TYPES = frozenset({"invalid_input", "overlong"})
 _RETRYABLE_SAMPLE_TYPES = frozenset({"timeout", "cancelled", "upstream"})
@@ -78,9 +73,6 @@ class UserError(ScorekitError):
         super().__init__(message)
         self.lines = tuple(lines)
 
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, tuple[str, ...]]]:
-        return type(self), (str(self), self.lines)
-
 
 class ServiceUnreachable(ScorekitError):
     """A service gave no answer that could be parsed.
@@ -115,9 +107,6 @@ class ServerEnded(ServiceUnreachable):
 
     def __str__(self) -> str:
         return f"{self.url} has ended: {self.reason}"
-
-    def __reduce__(self) -> tuple[type[ServerEnded], tuple[str, str]]:
-        return type(self), (self.url, self.reason)
 
 
 class IndexChanged(ServiceUnreachable):

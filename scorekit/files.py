@@ -173,8 +173,7 @@ def put_folder(temporary: Path, folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder, if it exists. For readers it disappears at once, even if the process
-    dies."""
+    """Delete a folder, if it exists. Readers see it vanish at once, even if the process dies."""
     shutil.rmtree(_path_of_deleted(folder), ignore_errors=True)
 
 

@@ -18,12 +18,7 @@ from scorekit.errors import UserError
 METRICX_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
 #: The last two are xCOMET-lite's.
 XCOMET_FILES = ["hparams.yaml", "checkpoints/*", "config.json", "model.safetensors"]
-T5_TOKENIZER_FILES = [
-    "spiece.model",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens*",
-]
+T5_TOKENIZER_FILES = ["spiece.model", "tokenizer*.json", "special_tokens_map.json", "added_tokens*"]
 #: Files of xCOMET's encoder. Its weights are in xCOMET's own checkpoint.
 ENCODER_FILES = [
     "config.json",

@@ -77,8 +77,7 @@ def fill(template: str, fields: Mapping[str, str]) -> str:
 
 
 def postprocess_translation(raw_text: str) -> str:
-    """Return the translation that is scored: a decoded completion without white space at its
-    ends."""
+    """Return the translation to score: a decoded completion without white space at its ends."""
     return raw_text.strip()
 
 

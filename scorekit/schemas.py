@@ -54,8 +54,7 @@ def _capitals(value: Any) -> Any:
 
 
 def as_integer(value: Any) -> Any:
-    """Return a float that is an integer as int: JSON has no integers, and some callers write
-    512.0."""
+    """Return an integral float as int: JSON has no integers, and some callers write 512.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

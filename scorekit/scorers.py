@@ -75,7 +75,6 @@ class Scorer(Protocol):
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place."""
-        ...
 
 
 def reward_output(results: Sequence[Result]) -> RewardOutput:
@@ -93,10 +92,6 @@ def raise_for_failures(results: Sequence[Result]) -> list[Scored | JudgeScored]:
         if isinstance(result, Failed):
             error = result.error
             raise SampleError(
-                error.type,
-                error.message,
-                id=result.id,
-                index=index,
-                retryable=error.retryable,
+                error.type, error.message, id=result.id, index=index, retryable=error.retryable
             )
     return [result for result in results if not isinstance(result, Failed)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -136,9 +137,11 @@ Value = TypeVar("Value")
 _BY_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Any]] = WeakKeyDictionary()
 
 
-def once_per_loop(key: str, make: Callable[[], Value]) -> Value:
-    """Return what `make` returned at the first call with this key in the running event loop."""
+def once_per_loop(name: str, settings: Mapping[str, Any], make: Callable[[], Value]) -> Value:
+    """Return what `make` returned at the first call with this name and these settings in the
+    running event loop."""
     values = _BY_LOOP.setdefault(asyncio.get_running_loop(), {})
+    key = f"{name} {json.dumps(settings, sort_keys=True, default=str)}"
     if key not in values:
         values[key] = make()
     value: Value = values[key]

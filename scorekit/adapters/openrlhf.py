@@ -15,26 +15,18 @@ scorekit.adapters.slime.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.adapters.composite import (
-    check_single_samples,
-    definition_of,
-    definition_of_service,
-)
+from scorekit.adapters.composite import check_single_samples, definition_of_service
 from scorekit.adapters.remote_requests import END_MARKS
 from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import (
-    MAX_IN_FLIGHT,
-    RewardSettings,
-    reward_settings,
-)
+from scorekit.adapters.rewards import RewardSettings, reward_settings
 from scorekit.adapters.trainer_limits import (
     DEADLINES_S,
     OPENRLHF_CLIP_RANGE,
@@ -216,19 +208,15 @@ async def _serve(
 ) -> None:
     import uvicorn
 
-    opened: AbstractAsyncContextManager[_Opened]
-    if settings.definition is not None:
-        opened = _open_composite(settings, start.wait_s)
-    else:
-        opened = _open_service(settings, start.service, start.wait_s)
-    async with opened as source:
+    async with AsyncExitStack() as stack:
+        client, label, rewards = await _opened(stack, settings, start)
         clip_range = None
         if start.trainer == "openrlhf":
-            clip_range = _counted_clip_range(source.rewards, start.clip_range)
-        app = create_app(RewardServer(source.client, settings, **marks, clip_range=clip_range))
+            clip_range = _counted_clip_range(rewards, start.clip_range)
+        app = create_app(RewardServer(client, settings, **marks, clip_range=clip_range))
         server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
         path = "get_reward" if start.trainer == "openrlhf" else "remote_rm"
-        typer.echo(f"rewards of {source.label}: http://{host}:{port}/{path}", err=True)
+        typer.echo(f"rewards of {label}: http://{host}:{port}/{path}", err=True)
         await server.serve()
 
 
@@ -243,44 +231,23 @@ def _counted_clip_range(
     return checked_range if check.must_count else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A reward's source that fits the settings.
-
-    label: what scores. rewards: the least and the greatest reward."""
-
-    client: ScoringClient | CompositeReward
-    label: str
-    rewards: Range
-
-
-@asynccontextmanager
-async def _open_service(
-    settings: RewardSettings, service: str | None, wait_s: float
-) -> AsyncIterator[_Opened]:
-    """Yield the client of a service that fits the settings."""
-    async with ScoringClient(
-        settings.url,
-        timeout_s=settings.timeout_s,
-        deadline_s=settings.deadline_s,
-        max_in_flight=MAX_IN_FLIGHT,
-    ) as client:
-        await client.wait_ready(wait_s)
-        info = await client.info()
-        if service is not None and info.service != service:
-            raise UserError(f"--service {service}: {settings.url[0]} is a {info.service} service")
-        definition = definition_of_service(settings, info)
-        rewards = reward_range(definition, dict.fromkeys(definition.components, info))
-        yield _Opened(client, info.model, rewards)
-
-
-@asynccontextmanager
-async def _open_composite(settings: RewardSettings, wait_s: float) -> AsyncIterator[_Opened]:
-    """Yield the composite reward, whose services fit its definition."""
-    async with CompositeReward(definition_of(settings)) as reward:
-        infos = await reward.check(wait_s=wait_s)
-        label = ", ".join(reward.definition.components)
-        yield _Opened(reward, label, reward_range(reward.definition, infos))
+async def _opened(
+    stack: AsyncExitStack, settings: RewardSettings, start: _Start
+) -> tuple[ScoringClient | CompositeReward, str, Range]:
+    """Return a source of rewards that fits the settings, what scores, and its range of rewards."""
+    if settings.definition is not None:
+        reward = await stack.enter_async_context(CompositeReward(settings.definition))
+        infos = await reward.check(wait_s=start.wait_s)
+        label = ", ".join(settings.definition.components)
+        return reward, label, reward_range(settings.definition, infos)
+    client = await stack.enter_async_context(ScoringClient(settings.url, **settings.client_options))
+    await client.wait_ready(start.wait_s)
+    info = await client.info()
+    if start.service is not None and info.service != start.service:
+        raise UserError(f"--service {start.service}: {settings.url[0]} is a {info.service} service")
+    definition = definition_of_service(settings, info)
+    infos = dict.fromkeys(definition.components, info)
+    return client, info.model, reward_range(definition, infos)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Read what OpenRLHF and slime send to a remote reward model."""
+"""Requests that trainers send to an adapter over HTTP: their form, and the routes for them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
-from pydantic_core import from_json
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json, to_json
 
-from scorekit.errors import RequestError, UserError
+from scorekit.config import describe_validation_error
+from scorekit.errors import RequestError, ScorekitError, UserError
 
+RequestT = TypeVar("RequestT", bound=BaseModel)
 #: Largest body of a request, and the seconds until it has arrived, as for our services.
 MAX_BODY_BYTES, RECEIVE_TIMEOUT_S = 16 * 2**20, 30.0
 #: Tokens that models put at the end of a turn; they are not part of the translation.
@@ -82,7 +84,75 @@ def fields_of(label: Any) -> dict[str, Any]:
     return {**fields, "label": label}
 
 
-async def read_body(request: Any) -> bytes:
+def parse_body(request_type: type[RequestT], body: bytes) -> RequestT:
+    """Return the request of a body. Raises UserError that names each wrong field."""
+    try:
+        return request_type.model_validate_json(body)
+    except ValidationError as error:
+        raise UserError(describe_validation_error(error, "body")) from None
+
+
+def create_routes(
+    posts: Mapping[str, Callable[[bytes], Awaitable[Any]]],
+    gets: Mapping[str, Callable[[], Any]],
+    check: Callable[[Any], None] = lambda request: None,
+) -> Any:
+    """Return an ASGI application that answers JSON, and a text for Prometheus where it gets one.
+
+    posts, gets: the functions that return the answers, by path; those of posts get the body. A
+    UserError of theirs is answered with status 422, TimeoutError with 504, another error of ours
+    with 502. check: raises RequestError for a POST that is refused, before its body is read.
+    """
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    def answer(content: Any, status: int = 200) -> Response:
+        if isinstance(content, str):
+            return Response(content, media_type="text/plain; version=0.0.4")
+        return Response(to_json(content), status, media_type="application/json")
+
+    def failed(status: int, error: Exception) -> Response:
+        message = " ".join(str(error).split())
+        return answer({"error": {"type": type(error).__name__, "message": message}}, status)
+
+    def post(path: str, handle: Callable[[bytes], Awaitable[Any]]) -> Route:
+        async def respond(request: Request) -> Response:
+            try:
+                check(request)
+                body = await _read_body(request)
+            except RequestError as error:
+                return failed(error.status, error)
+            except ClientDisconnect as error:
+                return failed(400, error)
+            try:
+                return answer(await handle(body))
+            except UserError as error:
+                return failed(422, error)
+            except TimeoutError:
+                return failed(504, RequestError("timeout", "not scored before the deadline"))
+            except ScorekitError as error:
+                return failed(502, error)
+
+        return Route(path, respond, methods=["POST"])
+
+    def get(path: str, render: Callable[[], Any]) -> Route:
+        async def respond(request: Request) -> Response:
+            return answer(render())
+
+        return Route(path, respond)
+
+    application = Starlette(
+        routes=[*(post(*pair) for pair in posts.items()), *(get(*pair) for pair in gets.items())]
+    )
+    # A redirect contains an address and a scheme. Behind a proxy the trainer cannot use them, and a
+    # client that can would send its texts a second time.
+    application.router.redirect_slashes = False
+    return application
+
+
+async def _read_body(request: Any) -> bytes:
     """Return the body of a request of starlette. Raises RequestError if it is too large or slow."""
     body = bytearray()
     try:

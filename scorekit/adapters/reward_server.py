@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from pydantic import ValidationError
-from pydantic_core import to_json
 
 from scorekit.adapters.composite import component_columns
 from scorekit.adapters.remote_requests import (
@@ -15,20 +12,14 @@ from scorekit.adapters.remote_requests import (
     RewardRequest,
     SlimeRequest,
     completion_of,
+    create_routes,
     fields_of,
-    read_body,
+    parse_body,
     without_end_marks,
 )
-from scorekit.adapters.rewards import (
-    RewardSettings,
-    Samples,
-    message_text,
-    options_for,
-    reward_of,
-)
+from scorekit.adapters.rewards import RewardSettings, Samples, message_text, options_for, reward_of
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.config import describe_validation_error
-from scorekit.errors import RequestError, ScorekitError, UserError
+from scorekit.errors import UserError
 from scorekit.rewards import CompositeReward, raise_for_missing
 from scorekit.scorers import raise_for_failures
 
@@ -80,12 +71,8 @@ class RewardServer:
         return "".join(lines)
 
     async def remote_rm(self, body: bytes) -> float:
-        """Return the answer to slime, which uses it unchanged. Raises the errors of
-        `get_reward`."""
-        try:
-            request = SlimeRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise UserError(describe_validation_error(error, "body")) from None
+        """Return the answer to slime, which uses it unchanged. Raises as `get_reward`."""
+        request = parse_body(SlimeRequest, body)
         mt = without_end_marks(request.response, self._end_marks)
         sample = self._samples.sample(fields_of(request.label), message_text(request.prompt), mt)
         (reward,), _ = await self._score([sample])
@@ -114,10 +101,7 @@ class RewardServer:
         return [reward_of(result, info, self._settings) for result in scored], logs
 
     def _parse_samples(self, body: bytes) -> list[dict[str, Any]]:
-        try:
-            request = RewardRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise UserError(describe_validation_error(error, "body")) from None
+        request = parse_body(RewardRequest, body)
         labels = request.labels or [None] * len(request.query)
         if not len(request.query) == len(request.prompts) == len(labels):
             raise UserError("query, prompts and labels have different lengths")
@@ -134,47 +118,7 @@ class RewardServer:
 
 def create_app(server: RewardServer) -> Any:
     """Return the ASGI application: POST /get_reward and /remote_rm, GET /health and /metrics."""
-    from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    def answer(content: Any, status: int = 200) -> Response:
-        return Response(to_json(content), status, media_type="application/json")
-
-    def failed(status: int, error: Exception) -> Response:
-        kind = type(error).__name__
-        return answer({"error": {"type": kind, "message": str(error)}}, status)
-
-    def route(path: str, reward: Callable[[bytes], Awaitable[Any]]) -> Route:
-        async def respond(request: Request) -> Response:
-            try:
-                body = await read_body(request)
-            except RequestError as error:
-                return failed(error.status, error)
-            except ClientDisconnect as error:
-                return failed(400, error)
-            try:
-                return answer(await reward(body))
-            except ScorekitError as error:
-                return failed(422 if isinstance(error, UserError) else 502, error)
-
-        return Route(path, respond, methods=["POST"])
-
-    async def health(request: Request) -> Response:
-        return answer({"live": True})
-
-    async def metrics(request: Request) -> Response:
-        return Response(server.metrics(), media_type="text/plain; version=0.0.4")
-
-    application = Starlette(
-        routes=[
-            route("/get_reward", server.get_reward),
-            route("/remote_rm", server.remote_rm),
-            Route("/health", health),
-            Route("/metrics", metrics),
-        ]
+    return create_routes(
+        posts={"/get_reward": server.get_reward, "/remote_rm": server.remote_rm},
+        gets={"/health": lambda: {"live": True}, "/metrics": server.metrics},
     )
-    # A redirect contains an address and a scheme. Behind a proxy the trainer cannot use them.
-    application.router.redirect_slashes = False
-    return application

@@ -87,6 +87,12 @@ class RewardSettings(BaseSettings):
     timeout_s: float = Field(120.0, gt=0, description="Seconds the service may take.")
     deadline_s: float = Field(170.0, gt=0, description="Seconds for a request with its retries.")
 
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """Return the options of the service's client."""
+        limits = {"timeout_s": self.timeout_s, "deadline_s": self.deadline_s}
+        return {**limits, "max_in_flight": MAX_IN_FLIGHT}
+
 
 #: Settings that a reward definition has itself, for each component.
 _OF_DEFINITION = ("url", "task", "offset", "overlong", "timeout_s", "deadline_s")
@@ -240,12 +246,7 @@ class Rewards:
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
         self.samples = Samples(settings)
-        self._client = SyncScoringClient(
-            settings.url,
-            timeout_s=settings.timeout_s,
-            deadline_s=settings.deadline_s,
-            max_in_flight=MAX_IN_FLIGHT,
-        )
+        self._client = SyncScoringClient(settings.url, **settings.client_options)
 
     def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
         """Return the results of samples. See ScoringClient.score."""

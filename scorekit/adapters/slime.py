@@ -19,7 +19,6 @@ no sample was scored for `deadline_s`, the function raises. slime waits for it w
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -156,8 +155,7 @@ def _rewards_of(args: Any) -> SlimeRewards:
         raise UserError(
             f"--custom-config-path: scorekit: {values!r} are no settings. Set a mapping"
         )
-    key = json.dumps(values, sort_keys=True, default=str)
-    return once_per_loop(f"slime {key}", lambda: SlimeRewards(reward_settings(**values)))
+    return once_per_loop("slime", values, lambda: SlimeRewards(reward_settings(**values)))
 
 
 def _check_args(args: Any) -> None:

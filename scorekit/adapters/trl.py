@@ -134,9 +134,7 @@ def completion_text(completion: Any) -> str:
 
 
 def group_indices(
-    prompts: Sequence[Any],
-    samples: Sequence[Mapping[str, Any]],
-    num_generations: int | None = None,
+    prompts: Sequence[Any], samples: Sequence[Mapping[str, Any]], num_generations: int | None = None
 ) -> list[int]:
     """Return the group of each completion: a new one begins where prompt or source change.
 
@@ -150,11 +148,7 @@ def group_indices(
     if num_generations is not None:
         return _groups_of_size(keys, num_generations)
     _check_complete([repr((message_text(prompt), *fields)) for prompt, *fields in keys])
-    groups: list[int] = []
-    for index, key in enumerate(keys):
-        is_new = index > 0 and key != keys[index - 1]
-        groups.append(groups[-1] + is_new if groups else 0)
-    return groups
+    return [group for group, (_, run) in enumerate(groupby(keys)) for _ in run]
 
 
 def _groups_of_size(keys: Sequence[tuple[Any, ...]], size: int) -> list[int]:

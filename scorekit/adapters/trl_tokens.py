@@ -261,8 +261,7 @@ class TokenAdvantageMixin:
         return [function for function in self.reward_funcs if isinstance(function, SpanRewards)]
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the rewards [B, functions] of all processes; NaN in the whole row if one is
-        missing."""
+        """Return the rewards [B, functions] of all processes; a row that lacks one is NaN."""
         rewards: Tensor = super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
         is_missing = ~rewards.isfinite().all(dim=1)
         self._rewards = rewards.masked_fill(is_missing[:, None], math.nan)

@@ -10,7 +10,6 @@ This module imports verifiers: import it only where that is installed.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,7 +60,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         messages = [vf.UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt)
         if system is not None:
             messages.insert(0, vf.SystemMessage(content=system))
-        client = once_per_loop("verifiers chat", _client)
+        client = once_per_loop("verifiers chat", {}, _client)
         await client.with_options(base_url=endpoint, api_key=secret).chat.completions.create(
             model=ctx.model, messages=[message_to_wire(message) for message in messages]
         )
@@ -158,8 +157,7 @@ class TranslationRowTask(vf.Task[TranslationData, vf.State, TranslationTaskConfi
             message = f"no answer of the policy before {trace.stop_condition or 'the end'}"
             raise SampleError("upstream", message)
         text = trace.assistant_messages[-1].content or ""
-        key = json.dumps(self.config.reward, sort_keys=True, default=str)
-        rewards = once_per_loop(f"verifiers {key}", lambda: _client_of(settings))
+        rewards = once_per_loop("verifiers", self.config.reward, lambda: _client_of(settings))
         fields = {**self.data.row, "finish_reason": trace.calls[-1].finish_reason}
         return await rewards.score(fields, self.data.prompt_text, text), text
 
@@ -206,8 +204,4 @@ def _details(scored: ScoredText) -> dict[str, Any]:
         for name, answer in scored.answers.items()
         if isinstance(answer, Scored) and answer.error_spans is not None
     }
-    return {
-        "components": scored.numbers,
-        "spans": spans,
-        "is_refused_text": scored.is_refused_text,
-    }
+    return {"components": scored.numbers, "spans": spans, "is_refused_text": scored.is_refused_text}

@@ -13,7 +13,6 @@ starts. Settings are those of RewardSettings, as `reward_kwargs` or from SCOREKI
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from typing import Any
 
 from scorekit.adapters.composite import check_single_samples, definition_of, once_per_loop
 from scorekit.adapters.rewards import (
-    MAX_IN_FLIGHT,
     RewardSettings,
     Samples,
     message_text,
@@ -67,12 +65,7 @@ class ServiceRewards:
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
         self.samples = Samples(settings)
-        self._client = ScoringClient(
-            settings.url,
-            timeout_s=settings.timeout_s,
-            deadline_s=settings.deadline_s,
-            max_in_flight=MAX_IN_FLIGHT,
-        )
+        self._client = ScoringClient(settings.url, **settings.client_options)
 
     async def score(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> ScoredText:
         """Return the reward of one completion.
@@ -157,11 +150,7 @@ def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewar
 
     It is made once: verl calls for every completion. Raises UserError for a wrong setting."""
     plain = plain_settings(values)
-
-    def make() -> ServiceRewards | DefinitionRewards:
-        return make_rewards(reward_settings(**plain))
-
-    return once_per_loop(json.dumps(plain, sort_keys=True, default=str), make)
+    return once_per_loop("verl", plain, lambda: make_rewards(reward_settings(**plain)))
 
 
 def make_rewards(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:

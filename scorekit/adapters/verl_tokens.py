@@ -27,12 +27,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from scorekit.adapters.rewards import message_text, reward_settings
 from scorekit.adapters.verl import ScoredText, async_rewards, plain_settings
 from scorekit.adapters.verl_run import check_token_settings
-from scorekit.credit import (
-    SEVERITY_WEIGHTS,
-    DecodeConfig,
-    assign_credit,
-    decode_completion,
-)
+from scorekit.credit import SEVERITY_WEIGHTS, DecodeConfig, assign_credit, decode_completion
 from scorekit.credit.checks import MAX_FLOAT32
 from scorekit.errors import SampleError, UserError
 from scorekit.prompts import load_postprocess

@@ -67,8 +67,7 @@ class Bisection:
         self._breaks: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     async def answers(self, samples: list[Placed], sending: Sending) -> AsyncIterator[Answered]:
-        """Yield (index, result) of each sample. Raises the errors of `sending.send` that splitting
-        does not help."""
+        """Yield (index, result) of each sample. Raises the errors that no splitting prevents."""
         breaks_by_index = {i: self._count_of(body, sending.options) for i, body in samples}
         unsuspected = [sample for sample in samples if not breaks_by_index[sample[0]]]
         if unsuspected:

@@ -55,8 +55,7 @@ class UniqueSamples:
         return self._owners[distinct_index][0]
 
     def expand_results(self, distinct_index: int, result: Result) -> Iterator[tuple[int, Result]]:
-        """Yield (index, result with its own id) of every sample that is
-        `bodies[distinct_index]`."""
+        """Yield (index, result with its id) of every sample that is `bodies[distinct_index]`."""
         for index in self._owners[distinct_index]:
             yield index, result.model_copy(update={"id": self._ids[index]})
 

@@ -22,6 +22,7 @@ from scorekit.client.deduplication import Placed, UniqueSamples
 from scorekit.client.replicas import Replica, ReplicaPool
 from scorekit.client.transport import (
     attempts,
+    http_client,
     is_retryable,
     lines_of,
     not_sent,
@@ -35,7 +36,6 @@ from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnr
 from scorekit.net.answers import read_whole
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
-from scorekit.net.tls import ssl_context
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
 log = logging.getLogger(__name__)
@@ -91,14 +91,7 @@ class RequestDispatcher:
         self._timeout_s = timeout_s
         self._pin_model = pin_model
         self._retry_samples = retry_samples
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            verify=ssl_context(),
-            timeout=httpx.Timeout(None, connect=5.0),  # `_open` limits the total time
-            # `slots` is the limit. The pool's own would count half-open connections of cancelled
-            # calls, until no connection is available.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
-        )
+        self._http = http_client(key, max_in_flight)
         self.slots = asyncio.Semaphore(max_in_flight)
         self.outage_log = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
         self.model_changed = False
@@ -166,8 +159,7 @@ class RequestDispatcher:
     def _transient_error(
         self, endpoint: Replica, failed: dict[int, Result], deadline: Deadline
     ) -> RequestError:
-        """Return the error that makes the samples be retried. It is logged once: it may take
-        long."""
+        """Return the error that makes samples be retried; logged once: it may take long."""
         if not self._has_logged_retries:
             self._has_logged_retries = True
             types = {result.error.type for result in failed.values() if isinstance(result, Failed)}

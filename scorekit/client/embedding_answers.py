@@ -67,8 +67,7 @@ def raise_failure(base: str, response: httpx.Response) -> None:
 
 
 def _type_and_message(response: httpx.Response) -> tuple[str, str]:
-    """Return type and message of a refusal in the form of scorekit, OpenAI, TEI or vLLM, in one
-    line."""
+    """Return type and one-line message of a refusal by scorekit, OpenAI, TEI or vLLM."""
     try:
         body = from_json(response.content)
     except ValueError:

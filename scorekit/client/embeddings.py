@@ -26,13 +26,7 @@ from scorekit.client.embedding_answers import (
     vectors_in_order,
 )
 from scorekit.client.transport import RetryingSession, checked_url, resolve_api_key
-from scorekit.errors import (
-    RequestError,
-    SampleError,
-    ServerEnded,
-    ServiceUnreachable,
-    UserError,
-)
+from scorekit.errors import RequestError, SampleError, ServerEnded, ServiceUnreachable, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.tasks import gather_or_cancel
 from scorekit.numeric.vectors import vector_error
@@ -100,8 +94,17 @@ class Embeddings(ForkSafeClient["_Client"]):
         key = resolve_api_key(api_key)
 
         def make() -> _Client:
-            limits = (batch_size, timeout_s, deadline_s, max_in_flight)
-            return _Client(base, model, key, *limits, exit_reason)
+            server = RetryingSession(
+                base,
+                key,
+                "embedding server",
+                timeout_s=timeout_s,
+                deadline_s=deadline_s,
+                max_in_flight=max_in_flight,
+                may_help=lambda error: getattr(error, "retryable", False),
+                end_reason=exit_reason,
+            )
+            return _Client(base, model, batch_size, server)
 
         super().__init__("embeddings client", make, _Client.close)
 
@@ -131,17 +134,9 @@ class _Client:
     """The async part of `Embeddings`, on its event loop."""
 
     def __init__(
-        self,
-        base: str,
-        model: str | None,
-        key: str | None,
-        batch_size: int,
-        timeout_s: float,
-        deadline_s: float,
-        max_in_flight: int,
-        end_reason: Callable[[], str | None],
+        self, base: str, model: str | None, batch_size: int, server: RetryingSession
     ) -> None:
-        self._base = base
+        self._base, self._server = base, server
         self._model = model
         self._max_texts = batch_size
         self._model_info: EmbeddingModel | None = None
@@ -149,16 +144,6 @@ class _Client:
         self._dimension: int | None = None
         self._answered_model: Any = None  # the `model` field of its first answer
         self._takes_plain = False
-        self._server = RetryingSession(
-            base,
-            key,
-            "embedding server",
-            timeout_s=timeout_s,
-            deadline_s=deadline_s,
-            max_in_flight=max_in_flight,
-            may_help=lambda error: getattr(error, "retryable", False),
-            end_reason=end_reason,
-        )
 
     async def close(self) -> None:
         await self._server.close()
@@ -189,11 +174,8 @@ class _Client:
             )
             revision, max_input_length = tei_info.get("model_sha"), tei_info.get("max_input_length")
             model_type = tei_info.get("model_type")
-            pooling = (
-                model_type.get("embedding", {}).get("pooling")
-                if isinstance(model_type, dict)
-                else None
-            )
+            if isinstance(model_type, dict):
+                pooling = model_type.get("embedding", {}).get("pooling")
         elif self._model is None:
             self._model, max_input_length = await self._only_model()
         await self._check_plain()

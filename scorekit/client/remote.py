@@ -11,13 +11,7 @@ from typing import Any
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.sync import SyncScoringClient
 from scorekit.errors import UserError
-from scorekit.scorers import (
-    RewardOutput,
-    SampleForScoring,
-    Scorer,
-    ScoringConfig,
-    reward_output,
-)
+from scorekit.scorers import RewardOutput, SampleForScoring, Scorer, ScoringConfig, reward_output
 
 
 class RemoteScorer(SyncScoringClient):

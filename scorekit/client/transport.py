@@ -204,6 +204,20 @@ def note_retry(
     return note
 
 
+def http_client(key: str | None, max_in_flight: int) -> httpx.AsyncClient:
+    """Return a client with a limit on the time to connect alone; the caller limits the total time.
+
+    The pool's own limit would count half-open connections of cancelled calls, until no connection
+    is available. So the caller limits the requests, too.
+    """
+    return httpx.AsyncClient(
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        verify=ssl_context(),
+        timeout=httpx.Timeout(None, connect=5.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
+    )
+
+
 class RetryingSession:
     """Connections to one server, with retries until a deadline. Use it in one event loop.
 
@@ -232,12 +246,7 @@ class RetryingSession:
         self._timeout_s, self._deadline_s = timeout_s, deadline_s
         self._may_help = may_help
         self.slots = asyncio.Semaphore(max_in_flight)
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            verify=ssl_context(),
-            timeout=httpx.Timeout(None, connect=5.0),  # `once` limits the total time
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
-        )
+        self._http = http_client(key, max_in_flight)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -87,17 +87,12 @@ def _advantages(
     advantages = [[0.0] * len(row) for row in valid]
     if norm == "grpo":
         for indices in members.values():
-            rewards_by_sample |= zip(
-                indices,
-                _group_scores([rewards_by_sample[index] for index in indices], eps),
-                strict=True,
-            )
-        values = _added(rewards_by_sample, token_rewards, valid)
-    else:
-        values = _added(rewards_by_sample, token_rewards, valid)
-        batches = [scored] if norm == "batch" else list(members.values())
-        for indices in batches:
-            _normalize([values[index] for index in indices], eps)
+            scores = _group_scores([rewards_by_sample[index] for index in indices], eps)
+            rewards_by_sample |= zip(indices, scores, strict=True)
+    values = _added(rewards_by_sample, token_rewards, valid)
+    batches = {"batch": [scored], "group": list(members.values()), "grpo": []}
+    for indices in batches[norm]:
+        _normalize([values[index] for index in indices], eps)
     for index, row in values.items():
         for token, value in row.items():
             advantages[index][token] = value

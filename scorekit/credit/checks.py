@@ -27,8 +27,7 @@ def check_choice(name: str, value: Any, choices: Any) -> None:
 
 
 def check_weights(severity_weights: Any) -> None:
-    """Raise ValueError if the weights of severities are no mapping of texts to finite numbers or
-    None."""
+    """Raise ValueError if the weights are no mapping of severities to finite numbers or None."""
     if not isinstance(severity_weights, Mapping):
         kind = type(severity_weights).__name__
         raise ValueError(f"severity_weights: a {kind}. Set a mapping such as {{MAJOR: -5.0}}")
@@ -46,8 +45,7 @@ def check_weights(severity_weights: Any) -> None:
 
 
 def check_trained_weights(severity_weights: Any, weight: float = 1.0) -> None:
-    """Raise ValueError if no severity has a weight, or if a trainer could not hold one times
-    `weight`."""
+    """Raise ValueError if no severity has a weight, or if one times `weight` is too large."""
     check_weights(severity_weights)
     if all(penalty is None for penalty in severity_weights.values()):
         raise ValueError("severity_weights: no severity has a weight. Set one")

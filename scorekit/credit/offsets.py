@@ -145,11 +145,7 @@ def _align(
     if text_offsets is None:
         log.debug("using a search for offsets: the token ids do not reproduce %r", raw)
         method, (text_offsets, num_unaligned) = "search", _by_search(tokenizer, text_ids, raw)
-    offsets = (
-        _spread(text_offsets, text_indices, len(ids))
-        if len(text_indices) < len(ids)
-        else text_offsets
-    )
+    offsets = _spread(text_offsets, text_indices, len(ids))
     text, positions = part_of(raw)
     return _in_part(Alignment(raw, offsets, num_unaligned, method), text, positions)
 
@@ -209,13 +205,12 @@ def _in_part(alignment: Alignment, text: str, positions: list[int]) -> Alignment
     raw, method = alignment.text, alignment.method
     if text == raw:
         return alignment
-    if len(positions) > 1:
-        mapped, num_lost = _mapped(alignment, [-1] * len(raw))
-        return Alignment(text, mapped, alignment.unaligned + num_lost, "ambiguous")
     if positions:
-        (start,) = positions
         new_index = [-1] * len(raw)
-        new_index[start : start + len(text)] = range(len(text))
+        if len(positions) > 1:
+            method = "ambiguous"
+        else:
+            new_index[positions[0] : positions[0] + len(text)] = range(len(text))
     else:
         new_index, is_certain = character_map(text, raw)
         if not is_certain and method != "search":

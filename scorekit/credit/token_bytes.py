@@ -59,8 +59,7 @@ _vocabularies: WeakKeyDictionary[Any, Vocabulary] = WeakKeyDictionary()
 
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Return the cached vocabulary of a tokenizer, which must not change after its first
-    completion."""
+    """Return a tokenizer's cached vocabulary; it must not change after the first completion."""
     vocabulary = _vocabularies.get(tokenizer)
     if vocabulary is None:
         added = tokenizer.added_tokens_decoder
@@ -105,8 +104,7 @@ def _as_piece(data: bytes) -> _Piece:
 
 
 def _ranges(token_bytes: Sequence[_Piece]) -> Offsets:
-    """Return the range of characters that each token has a byte of; all bytes together are
-    UTF-8."""
+    """Return the range of characters that each token has a byte of. The bytes are UTF-8."""
     offsets: Offsets = []
     position = 0
     for _, num_started, continues in token_bytes:

@@ -267,14 +267,11 @@ class LLMClient:
         async with self._in_flight.hold(len(part)):
             if call.failed or (len(part) > 1 and not self._several.in_use):
                 return None
-            choices = await self._attempts(call, part)
+            with self._outage_log.trying():
+                choices = await self._send_with_retries(call, part)
             if call.keep is not None:
                 await call.keep(list(choices.values()))
             return choices
-
-    async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
-        with self._outage_log.trying():
-            return await self._send_with_retries(call, part)
 
     async def _send_with_retries(self, call: _Call, part: range) -> dict[int, Choice]:
         part_id, attempts = call.prompt.part_id(part), 0

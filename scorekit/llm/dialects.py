@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import to_json
 
 from scorekit.errors import UserError
@@ -130,9 +130,9 @@ class _Incomplete(BaseModel):
     reason: str | None = None
 
 
-class _ResponsesUsage(BaseModel):
-    input_tokens: TokenCount = 0
-    output_tokens: TokenCount = 0
+class _ResponsesUsage(Usage):
+    prompt_tokens: TokenCount = Field(0, alias="input_tokens")
+    completion_tokens: TokenCount = Field(0, alias="output_tokens")
 
 
 class _Response(BaseModel):
@@ -171,14 +171,9 @@ def _read_response(body: bytes, part: range) -> ParsedAnswer:
     )
     if any(content_part.type == "refusal" for content in contents for content_part in content):
         reason = "content_filter"
-    raw_usage = answer.usage
-    usage = Usage()
-    if raw_usage:
-        usage = Usage(
-            prompt_tokens=raw_usage.input_tokens, completion_tokens=raw_usage.output_tokens
-        )
-    token_counts = (usage.completion_tokens, usage.prompt_tokens) if raw_usage else (None, None)
-    return {part[0]: Choice(part[0], text, reason, *token_counts)}, usage
+    usage = answer.usage
+    token_counts = (usage.completion_tokens, usage.prompt_tokens) if usage else (None, None)
+    return {part[0]: Choice(part[0], text, reason, *token_counts)}, usage or Usage()
 
 
 DIALECTS: dict[DialectName, Dialect] = {

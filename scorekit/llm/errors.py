@@ -222,8 +222,7 @@ def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: 
 
 
 def _error_in(body: bytes) -> Any:
-    """Return the error of a body: an object if there is one, else a text. Gemini wraps it in a
-    list."""
+    """Return a body's error: an object if there is one, else a text. Gemini wraps it in a list."""
     try:
         content: Any = from_json(body)
     except ValueError:
@@ -234,8 +233,7 @@ def _error_in(body: bytes) -> Any:
 
 
 def _codes(error: Any) -> Iterator[str]:
-    """Yield the codes of an error: `code` and `type` (OpenAI), `reason` and each `quotaId`
-    (Google)."""
+    """Yield an error's codes: `code` and `type` (OpenAI), `reason` and each `quotaId` (Google)."""
     if not isinstance(error, dict):
         return
     details = error.get("details")

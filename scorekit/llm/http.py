@@ -41,10 +41,6 @@ class Reply:
     body: bytes
 
 
-class _TooMuch(Exception):
-    """An answer is larger than MOST_BYTES."""
-
-
 class ChatServer:
     """The connections to one server. Use it in one event loop; it may be created before one runs.
 
@@ -122,21 +118,18 @@ class ChatServer:
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as answer:
-                return Reply(answer.status, answer.headers, await self._read(answer))
-        except _TooMuch:
-            message = f"{self.url}: {TOO_MUCH}"
-            raise LLMError("malformed", message, request_id=request_id) from None
+                return Reply(answer.status, answer.headers, await self._read(answer, request_id))
         except (ClientError, OSError) as error:  # a timeout is an OSError, too
             kind = "timeout" if isinstance(error, TimeoutError) else "unreachable"
             message = f"{self.url}: {_reason(error)}"
             raise LLMError(kind, message, retryable=True, request_id=request_id) from None
 
-    async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, answer: aiohttp.ClientResponse, request_id: str) -> bytes:
         body = bytearray()
         async for chunk in answer.content.iter_any():
             body += chunk
             if len(body) > MOST_BYTES:
-                raise _TooMuch
+                raise LLMError("malformed", f"{self.url}: {TOO_MUCH}", request_id=request_id)
         return bytes(body)
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -190,8 +183,7 @@ def _proxy_for(url: str) -> str | None:
 
 
 def _reason(error: Any) -> str:
-    """Return the reason of a failed connection, without the proxy's URL: it may contain a
-    password."""
+    """Return why a connection failed, without the proxy's URL: it may contain a password."""
     from aiohttp import ClientHttpProxyError
 
     if isinstance(error, ClientHttpProxyError):

@@ -110,16 +110,13 @@ class RetryPolicy:
         self._away_deadline: Deadline | None = None
 
     def tries(
-        self,
-        may_help: Callable[[BaseException], bool],
-        note: Callable[[RetryCallState], None],
+        self, may_help: Callable[[BaseException], bool], note: Callable[[RetryCallState], None]
     ) -> AsyncRetrying:
         """Return the attempts of one request."""
         return retrying(may_help, wait=self.wait, stop=self.stop, note=note)
 
     def wait(self, state: RetryCallState) -> float:
-        """Return the seconds to the next attempt; the last one is made when the waiting time
-        ends."""
+        """Return the seconds to the next attempt; the last is made when the waiting time ends."""
         pause = self._step(state)
         if state.attempt_number < self._max_attempts:
             return pause

@@ -30,8 +30,7 @@ STATS = {
 
 @dataclass(frozen=True)
 class DrawWeights:
-    """Weights of one kind; those of the other are 1. by: `segments` or `systems`. values: (draws,
-    n)."""
+    """Weights of one kind; the other's are 1. by: `segments` or `systems`. values: (draws, n)."""
 
     by: str
     values: Array

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,7 @@ import typer
 
 from scorekit.command import clean_exit, print_line
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from scorekit.schemas import Overlong
 
 if TYPE_CHECKING:
@@ -133,8 +136,6 @@ def _check_names(names: list[str], lower: list[str]) -> None:
 def _chosen(
     judged: Judgements, exclude: list[str], ref_system: str | None, segments: int | None, seed: int
 ) -> list[JudgedTranslation]:
-    import random
-
     systems = judged.systems
     for option, names in (
         ("--exclude", exclude),
@@ -165,9 +166,5 @@ def _chosen(
 
 
 def _write_stats(path: Path, result: MetaEvaluation, judgements: Path) -> None:
-    from dataclasses import asdict
-
-    from scorekit.files import write_atomic
-
     content = {"judgements": judgements.name} | asdict(result)
     write_atomic(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

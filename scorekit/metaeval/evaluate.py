@@ -44,8 +44,7 @@ class MetricStats:
 
 @dataclass
 class MetaEvaluation:
-    """The result. rows: translations, of `judged`, that all metrics scored. human: mean by
-    system."""
+    """The result. rows: those of the `judged` that all metrics scored. human: mean by system."""
 
     judged: int
     rows: int
@@ -257,19 +256,9 @@ def rows_by_length(translations: Sequence[JudgedTranslation]) -> list[tuple[str,
     return result
 
 
-def _everything(
-    rows: _Rows, weights: dict[str, agreement.DrawWeights], num_translations: int
-) -> MetricStats:
+def _everything(rows: _Rows, weights: dict[str, agreement.DrawWeights], count: int) -> MetricStats:
     """Return the baseline of spans: each translation is one error from end to end."""
-    result = MetricStats(
-        EVERYTHING,
-        "one span over each translation",
-        True,
-        num_translations,
-        num_translations,
-        {},
-        0,
-    )
+    result = MetricStats(EVERYTHING, "one span over each translation", True, count, count, {}, 0)
     full_spans: list[list[Span] | None] = [
         [Span(0, len(row.mt), "MAJOR")] if row.mt else [] for row in rows.translations
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scorekit.client.files.sample_file import text_of
 from scorekit.errors import UserError
 from scorekit.metaeval.marks import errors_of_row, unquoted
 from scorekit.rowfile import RowFile
@@ -34,8 +35,7 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Rating:
-    """The judgement of one rater. score: higher is better. spans: None if only a score was
-    given."""
+    """One rater's judgement. score: higher is better. spans: None if only a score was given."""
 
     score: float
     spans: list[Span] | None
@@ -124,7 +124,7 @@ def _json(file: RowFile, lower_is_better: bool) -> Judgements:
     empty = blameless = 0
     for number, row in file.rows((), None):
         try:
-            translation = _translation(row, "src", "mt")
+            translation = _translation(row)
             rating, num_ignored = _rating(row, translation.mt, lower_is_better)
         except ValueError as error:
             raise UserError(f"{file.path}, line {number}: {error}") from None
@@ -133,25 +133,18 @@ def _json(file: RowFile, lower_is_better: bool) -> Judgements:
             listed = len(rating.spans)
             rating.spans = [span for span in rating.spans if span.end > span.start]
             empty += listed - len(rating.spans)
-        _put(by_key, translation, row).ratings.append(rating)
+        _put(by_key, translation).ratings.append(rating)
     notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
     notes += [f"{blameless:,} {_NOTES['source']}"] if blameless else []
     return Judgements(_checked(by_key, file.path), notes)
 
 
-def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation:
-    texts = {name: row.get(name) for name in ("system", src, mt)}
-    for name, text in texts.items():
-        if name not in row:
-            raise ValueError(f"no field {name!r}")
-        if not isinstance(text, str):
-            raise ValueError(f"field {name!r} is not text")
+def _translation(row: Mapping[str, Any]) -> JudgedTranslation:
+    system, src, mt = (text_of(row, name) for name in ("system", "src", "mt"))
     optional: dict[str, Any] = {
-        name: row.get(name) or None for name in ("ref", "src_lang", "tgt_lang")
+        name: text_of(row, name) if row.get(name) else None
+        for name in ("ref", "src_lang", "tgt_lang")
     }
-    for name, value in optional.items():
-        if value is not None and not isinstance(value, str):
-            raise ValueError(f"field {name!r} is not text")
     parts = [
         str(row[name])
         for names in (_DOCUMENT, _SEGMENT)
@@ -159,20 +152,14 @@ def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation
         if row.get(name) is not None
     ]
     is_named = any(row.get(name) is not None for name in _SEGMENT)
-    segment = "/".join(parts) if is_named else ""
-    return JudgedTranslation(
-        str(texts["system"]), segment, str(texts[src]), str(texts[mt]), **optional
-    )
+    return JudgedTranslation(system, "/".join(parts) if is_named else "", src, mt, **optional)
 
 
 def _put(
-    by_key: dict[tuple[str, str, str], JudgedTranslation],
-    translation: JudgedTranslation,
-    row: Mapping[str, Any],
+    by_key: dict[tuple[str, str, str], JudgedTranslation], translation: JudgedTranslation
 ) -> JudgedTranslation:
-    return by_key.setdefault(
-        (translation.system, translation.segment or translation.src, translation.mt), translation
-    )
+    segment = translation.segment or translation.src
+    return by_key.setdefault((translation.system, segment, translation.mt), translation)
 
 
 def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rating, int]:
@@ -228,7 +215,7 @@ def _published(file: RowFile) -> Judgements:
             continue
         try:
             src, mt, error = errors_of_row(row)
-            translation = _put(by_key, _translation(row | {"src": src, "mt": mt}, "src", "mt"), row)
+            translation = _put(by_key, _translation(row | {"src": src, "mt": mt}))
             penalty = weight(error.severity, row["category"]) if error else 0.0
         except ValueError as row_error:
             raise UserError(f"{file.path}, line {number}: {row_error}") from None

@@ -6,18 +6,16 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.files.sample_file import JudgeColumns, SampleFile, TranslationColumns
-from scorekit.client.files.score_file import ResultCounts, ScoreJob, first_info
+from scorekit.client.files.score_file import ResultCounts, ScoreJob, ScoreRun, first_info
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
-from scorekit.report.progress import progress_bar
 from scorekit.rowfile import RowFile
 from scorekit.schemas import Info, Overlong
 
@@ -162,24 +160,17 @@ def _job(
 
 async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> ResultCounts:
     contents = job.check()
-    async with ScoringClient(source.target, pin_model=True, **settings) as client:
-        info = await first_info(client, 1)
-        with ExitStack() as stack:
-
-            def on_start(tally: ResultCounts) -> Callable[[int], None]:
-                done = tally.done - tally.retryable
-                return stack.enter_context(progress_bar(contents.samples, done))
-
-            return await job.run(client, info, contents, on_start)
+    async with ScoringClient(source.target, **settings) as client:
+        run = ScoreRun(job, client)
+        await run.run(await first_info(client, 1), contents)
+    return run.tally
 
 
 def _read_results(
     name: str, info: Info, task: str | None, path: Path, translations: Sequence[JudgedTranslation]
 ) -> MetricScores:
-    higher = info.higher_is_better
-    if task is not None and info.tasks is not None:
-        higher = info.tasks[task].higher_is_better
-    scores = MetricScores(name, info.model, higher, [], [], {})
+    higher_is_better = (info.tasks or {}).get(task or "", info).higher_is_better
+    scores = MetricScores(name, info.model, higher_is_better, [], [], {})
     for number, row in RowFile(path).rows((), None):
         _add(scores, row, len(translations[number - 1].mt), f"{path}, line {number}")
     return scores

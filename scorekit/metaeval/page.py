@@ -112,33 +112,22 @@ def _short(name: str) -> str:
 
 def _grouped(metrics: Sequence[MetricStats], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Return (name of the group, [(metric, its statistics)])."""
-    names = list(
-        dict.fromkeys(
-            group["name"] for metric in metrics for group in metric.groups if group["by"] == by
-        )
-    )
-    if by != "severity":
-        names.sort(key=lambda name: int(name.rstrip("+").split("-")[0]))
-    return [
-        (
-            name,
-            [
-                (metric.name, group)
-                for metric in metrics
-                for group in metric.groups
-                if (group["by"], group["name"]) == (by, name)
-            ],
-        )
-        for name in names
-    ]
+    groups: dict[str, list[tuple[str, Any]]] = {}
+    for metric in metrics:
+        for group in metric.groups:
+            if group["by"] == by:
+                groups.setdefault(group["name"], []).append((metric.name, group))
+    if by == "severity":
+        return list(groups.items())
+    return sorted(groups.items(), key=lambda item: int(item[0].rstrip("+").split("-")[0]))
 
 
 def _examples(
     translations: Sequence[JudgedTranslation], metric: MetricScores
 ) -> list[dict[str, Any]]:
     """Return examples of errors that only people mark, and that only the metric marks."""
-    missed: list[tuple[int, int, dict[str, Any]]] = []
-    invented: list[tuple[int, int, dict[str, Any]]] = []
+    missed: list[tuple[int, dict[str, Any]]] = []
+    invented: list[tuple[int, dict[str, Any]]] = []
     for translation, predicted, score in zip(
         translations, metric.spans, metric.scores, strict=True
     ):
@@ -147,20 +136,12 @@ def _examples(
             continue
         gold_chars, predicted_chars = _characters(rating.spans), _characters(predicted)
         entry = {"of": translation, "score": score, "people": rating.spans, "metric": predicted}
-        missed.append(
-            (
-                len(gold_chars - predicted_chars) if not gold_chars & predicted_chars else 0,
-                len(missed),
-                entry,
-            )
-        )
-        invented.append(
-            (len(predicted_chars - gold_chars) if not gold_chars else 0, len(invented), entry)
-        )
+        missed.append((0 if gold_chars & predicted_chars else len(gold_chars), entry))
+        invented.append((0 if gold_chars else len(predicted_chars), entry))
     lines = []
     for kind, ranked in (("people mark", missed), ("only the metric marks", invented)):
-        best = sorted(ranked, key=lambda item: (-item[0], item[1]))[:_EXAMPLES]
-        lines += [_render_example(kind, entry) for size, _, entry in best if size]
+        best = sorted(ranked, key=lambda item: -item[0])[:_EXAMPLES]
+        lines += [_render_example(kind, entry) for size, entry in best if size]
     return lines
 
 

@@ -38,7 +38,6 @@ STATS = {
 }
 #: Upper limits of the bins of spans by length in characters.
 _LENGTHS = (5, 15, 40)
-_SUMS = ("common", "common_gold", "found", "gold", "credit_p", "found_n", "credit_r", "gold_n")
 
 
 def length_bin(length: int) -> str:

@@ -26,8 +26,7 @@ _FIRST, _EACH = 21, 15
 
 
 def print_tables(result: MetaEvaluation) -> None:
-    """Print a table of agreement and one of spans; a column per metric, intervals below each
-    value."""
+    """Print tables of agreement and of spans: a column per metric, intervals below each value."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -59,8 +59,7 @@ class Deadline:
         return remaining
 
     def is_too_near(self, state: RetryCallState) -> bool:
-        """Return True if the next attempt could only start after the deadline: there is no use
-        waiting."""
+        """Return True if the next attempt would start after the deadline: waiting is no use."""
         self._failure = failure_of(state)
         return state.upcoming_sleep >= self.remaining_s()
 

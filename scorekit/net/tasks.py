@@ -28,8 +28,8 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*cancelled, return_exceptions=True)
 
 
-async def run_in_daemon_thread(function: Callable[..., T], *args: Any) -> T:
-    """Return the function's result, computed in a thread of its own.
+async def run_in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "function") -> T:
+    """Return the function's result, computed in a thread of its own. name: of the thread.
 
     A function that hangs takes no thread of a pool, and does not keep the process alive. If this is
     cancelled, the function goes on and its result is dropped. Raises what the function raises."""
@@ -55,5 +55,5 @@ async def run_in_daemon_thread(function: Callable[..., T], *args: Any) -> T:
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=run, name="function", daemon=True).start()
+    threading.Thread(target=run, name=name, daemon=True).start()
     return await result

@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check before a run: its name, its result in words, and whether a run could start with
-    it."""
+    """A check before a run: its name, its result in words, and whether a run could start."""
 
     name: str
     result: str
@@ -29,8 +28,7 @@ class Check:
 
 @dataclass(slots=True)
 class Findings:
-    """All checks, in order. memory: (use, bytes); the last two entries are the total and the
-    free."""
+    """All checks, in order. memory: (use, bytes); the last two are the total and the free."""
 
     checks: list[Check] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
@@ -69,26 +67,16 @@ def _without_key(check: Check) -> str:
 def print_check_results(findings: Findings) -> int:
     """Print all checks, and the failed ones as errors. Return the exit code."""
     console = Console()
-    console.print(check_table(findings))
+    checks = Table("", "check", Column("found", overflow="fold"))
+    for check in findings.checks:
+        mark = Text("ok", "green") if check.ok else Text("failed", "red")
+        checks.add_row(mark, check.name, Text(visible(check.result)))
+    console.print(checks)
     if findings.memory:
-        console.print(memory_table(findings))
+        memory = Table("memory (estimate)", Column("GiB", justify="right"))
+        for use, size in findings.memory:
+            memory.add_row(use, f"{size / 2**30:.2f}")
+        console.print(memory)
     for error_line in findings.errors:
         print_line(f"error: {error_line}")
     return 2 if findings.failed else 0
-
-
-def check_table(findings: Findings) -> Table:
-    """Return a table with a row per check."""
-    table = Table("", "check", Column("found", overflow="fold"))
-    for check in findings.checks:
-        mark = Text("ok", "green") if check.ok else Text("failed", "red")
-        table.add_row(mark, check.name, Text(visible(check.result)))
-    return table
-
-
-def memory_table(findings: Findings) -> Table:
-    """Return a table of the estimated memory."""
-    table = Table("memory (estimate)", Column("GiB", justify="right"))
-    for use, size in findings.memory:
-        table.add_row(use, f"{size / 2**30:.2f}")
-    return table

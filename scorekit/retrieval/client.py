@@ -27,13 +27,7 @@ from scorekit.client.transport import (
     raise_refusal,
     resolve_api_key,
 )
-from scorekit.errors import (
-    IndexChanged,
-    RequestError,
-    SampleError,
-    ServiceUnreachable,
-    UserError,
-)
+from scorekit.errors import IndexChanged, RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import gather_or_cancel
@@ -84,7 +78,9 @@ class Retriever(ForkSafeClient["_Client"]):
         base, key, first_revision = checked_url(url), resolve_api_key(api_key), _Seen()
 
         def make() -> _Client:
-            return _Client(base, key, timeout_s, deadline_s, max_in_flight, first_revision)
+            limits: dict[str, Any] = {"deadline_s": deadline_s, "max_in_flight": max_in_flight}
+            server = RetryingSession(base, key, _WHAT, timeout_s=timeout_s, **limits)
+            return _Client(base, server, timeout_s, first_revision)
 
         self.url = base
         super().__init__("retriever's client", make, _Client.close)
@@ -114,8 +110,7 @@ class Retriever(ForkSafeClient["_Client"]):
         return self.run(lambda client: client.search(searches, top_k))
 
     def page(self, page_id: str) -> Page:
-        """Return size and text of a page. Raises RequestError (`not_found`) if it does not
-        exist."""
+        """Return size and text of a page. Raises RequestError (`not_found`) if there is none."""
         return self.run(lambda client: client.page(page_id))
 
     def image(self, page_id: str) -> bytes:
@@ -134,29 +129,13 @@ class _Seen:
 class _Client:
     """The async part of `Retriever`, on its event loop."""
 
-    def __init__(
-        self,
-        base: str,
-        key: str | None,
-        timeout_s: float,
-        deadline_s: float,
-        max_in_flight: int,
-        seen: _Seen,
-    ) -> None:
-        self._base = base
+    def __init__(self, base: str, server: RetryingSession, timeout_s: float, seen: _Seen) -> None:
+        self._base, self._server = base, server
         self._timeout_s = timeout_s
         self._seen = seen
         self._limits: SearchLimits | None = None
         self._limits_lock = asyncio.Lock()
         self._image_cache = PageImageCache(self._fetch_image, _KEPT_BYTES)
-        self._server = RetryingSession(
-            base,
-            key,
-            _WHAT,
-            timeout_s=timeout_s,
-            deadline_s=deadline_s,
-            max_in_flight=max_in_flight,
-        )
 
     async def close(self) -> None:
         await self._server.close()
@@ -225,18 +204,13 @@ class _Client:
             async for attempt in self._server.tries(deadline):
                 with attempt:
                     outcome_by_search.update(await self._search_once(missing, top_k, deadline))
-                    missing = [
-                        search for search in missing if is_transient(outcome_by_search[search])
-                    ]
+                    missing = [s for s in missing if is_transient(outcome_by_search[s])]
                     if missing:
-                        raise RequestError(
-                            "unavailable", f"{self._base}: searches had transient errors"
-                        )
+                        message = f"{self._base}: searches had transient errors"
+                        raise RequestError("unavailable", message)
                     self._server.outage_log.answered()
         except (ServiceUnreachable, RequestError) as error:
-            if not is_retryable(error) or any(
-                search not in outcome_by_search for search in missing
-            ):
+            if not is_retryable(error) or not outcome_by_search.keys() >= set(missing):
                 raise
         return [outcome_by_search[search] for search in searches]
 

@@ -5,12 +5,7 @@ Users import them from here. Nothing here imports torch, numpy, transformers or 
 
 from scorekit.rewards.composite import CompositeReward, SyncCompositeReward
 from scorekit.rewards.definition import RewardDefinition, load_definition
-from scorekit.rewards.results import (
-    ComponentResult,
-    GateResult,
-    RewardResult,
-    raise_for_missing,
-)
+from scorekit.rewards.results import ComponentResult, GateResult, RewardResult, raise_for_missing
 
 __all__ = [
     "ComponentResult",

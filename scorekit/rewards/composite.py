@@ -24,13 +24,7 @@ from scorekit.rewards.gates import load_gate, rule_result
 from scorekit.rewards.local_rules import LocalRule
 from scorekit.rewards.results import ComponentResult, GateResult, RewardResult
 from scorekit.rewards.samples import Fields, fields_of, group_indices, seconds_of_call
-from scorekit.rewards.services import (
-    SHORTEST,
-    checks,
-    request_body,
-    request_key,
-    service_component,
-)
+from scorekit.rewards.services import SHORTEST, checks, request_body, request_key, service_component
 from scorekit.schemas import Failed, Info, Result
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
@@ -269,15 +263,10 @@ class _Call:
             self._components_of(key, names, refused)
             for key, names in self._reward._names_by_request.items()
         ]
-        tasks = [asyncio.ensure_future(part) for part in parts]
-        try:
-            merged: dict[str, list[ComponentResult]] = {}
-            for components in await asyncio.gather(*tasks):
-                merged |= components
-            return merged
-        finally:
-            for task in tasks:
-                task.cancel()
+        merged: dict[str, list[ComponentResult]] = {}
+        for components in await gather_or_cancel(parts):
+            merged |= components
+        return merged
 
     async def _components_of(
         self, key: str, names: list[str], refused: set[int]
@@ -299,13 +288,11 @@ class _Call:
         answers = await self._answers(key, list(bodies.values()), limit_s)
         outcomes_by_index = dict(zip(bodies, answers, strict=True))
         bad = await self._bad_source_indices(key, configs, outcomes_by_index)
-        results: dict[str, list[ComponentResult]] = {}
-        for name, config in zip(names, configs, strict=True):
-            results[name] = [
-                _component(config, outcomes_by_index.get(index, outcomes[index]), bad.get(index))
-                for index in range(len(self._samples))
-            ]
-        return results
+        outcomes = [outcomes_by_index.get(index, outcome) for index, outcome in enumerate(outcomes)]
+        return {
+            name: [_component(config, o, bad.get(index)) for index, o in enumerate(outcomes)]
+            for name, config in zip(names, configs, strict=True)
+        }
 
     async def _answers(self, key: str, bodies: list[Fields], limit_s: float) -> list[Result | str]:
         """Return the results of one service in order; "timeout" after `limit_s`."""
@@ -313,11 +300,7 @@ class _Call:
         futures = [service.submit(body) for body in bodies]
         try:
             if futures:
-                await asyncio.wait(
-                    futures,
-                    timeout=limit_s,
-                    return_when=asyncio.FIRST_EXCEPTION,
-                )
+                await asyncio.wait(futures, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
             for future in futures:
                 if future.done() and not future.cancelled() and future.exception() is not None:
                     raise future.exception()  # type: ignore[misc]

@@ -232,9 +232,7 @@ class RewardDefinition(Config):
         return any(component.is_group_rule for component in self.components.values())
 
 
-def load_definition(
-    source: RewardDefinition | Mapping[str, Any] | str | Path,
-) -> RewardDefinition:
+def load_definition(source: RewardDefinition | Mapping[str, Any] | str | Path) -> RewardDefinition:
     """Return a checked definition from a mapping or a YAML file.
 
     Raises UserError, one line that names each wrong key.

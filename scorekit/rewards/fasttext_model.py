@@ -33,7 +33,7 @@ class FastTextLanguages:
             raise UserError(f"{key}: install fastText: pip install fasttext-predict") from None
         try:
             self._model: Any = fasttext.load_model(path)
-            labels = self._labels()
+            labels = [label for _, label in self._predict("")]  # the end of the line is a word
         except ValueError as error:
             raise UserError(f"{key}: {path}: not a fastText model: {error}") from None
         self._language_by_label = {
@@ -61,9 +61,6 @@ class FastTextLanguages:
             if self._language_by_label.get(label) == language.madlad
         )
         return min(1.0, total)  # rounding of 32-bit numbers
-
-    def _labels(self) -> list[str]:
-        return [label for _, label in self._predict("")]  # the end of the line is a word
 
     def _predict(self, text: str) -> list[tuple[float, str]]:
         """Return (probability, label) of all labels.

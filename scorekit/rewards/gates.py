@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ def load_gate(key: str, config: LanguageGate | CopyGate | LengthGate) -> GateRul
             return _language_gate(config, _load_model(f"{key}.model", config.model))
     except ModuleNotFoundError as error:
         raise UserError(f"{key}: {missing_package(error) or error}") from None
-    return _copy_gate(config) if isinstance(config, CopyGate) else _length_gate(config)
+    return _pair_gate(config)
 
 
 def _load_model(key: str, model: str) -> LanguageModel:
@@ -76,38 +77,27 @@ def _undecided(config: LanguageGate, message: str) -> GateResult:
     return GateResult("open" if config.unknown == "pass" else "unknown", message=message)
 
 
-def _copy_gate(config: CopyGate) -> GateRule:
-    from scorekit.text.checks import copied_share
-    from scorekit.text.rules import Thresholds, copied
-
-    thresholds = Thresholds(copy_letters=config.min_letters, max_copied=config.max_share)
-
-    def rule(sample: Fields) -> GateResult:
-        share = copied_share(sample["src"], sample["mt"])
-        is_closed = copied(_pair(sample), thresholds) is not None
-        return GateResult("closed" if is_closed else "open", share)
-
-    return rule
-
-
-def _length_gate(config: LengthGate) -> GateRule:
+def _pair_gate(config: CopyGate | LengthGate) -> GateRule:
     from scorekit.text import checks, rules
 
-    thresholds = rules.Thresholds(length_slack=config.slack, length_floor=config.floor)
+    measure: Callable[[str, str], float]
+    find: Callable[[rules.Pair, rules.Thresholds], Any]
+    if isinstance(config, CopyGate):
+        measure, find = checks.copied_share, rules.copied
+        thresholds = rules.Thresholds(copy_letters=config.min_letters, max_copied=config.max_share)
+    else:
+        measure, find = checks.length_ratio, rules.length_ratio
+        thresholds = rules.Thresholds(length_slack=config.slack, length_floor=config.floor)
 
     def rule(sample: Fields) -> GateResult:
-        ratio = checks.length_ratio(sample["src"], sample["mt"])
-        is_closed = rules.length_ratio(_pair(sample), thresholds) is not None
-        # an empty source has no finite ratio, and JSON no infinity
-        value = None if ratio == float("inf") else ratio
-        return GateResult("closed" if is_closed else "open", value)
+        src, mt = sample["src"], sample["mt"]
+        value = measure(src, mt)
+        # Two unknown languages are not taken for the same one, in which much may be copied.
+        languages = (sample.get("src_lang") or "?src", sample.get("tgt_lang") or "?tgt")
+        is_closed = find(rules.Pair(src, mt, *languages), thresholds) is not None
+        # An empty source has no finite ratio, and JSON no infinity.
+        return GateResult(
+            "closed" if is_closed else "open", value if math.isfinite(value) else None
+        )
 
     return rule
-
-
-def _pair(sample: Fields) -> Any:
-    from scorekit.text.rules import Pair
-
-    # Two unknown languages are not taken for the same one, in which much may be copied.
-    languages = (sample.get("src_lang") or "?src", sample.get("tgt_lang") or "?tgt")
-    return Pair(sample["src"], sample["mt"], *languages)

@@ -6,27 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from scorekit.errors import SampleError
+from scorekit.errors import SampleError, SampleErrorType
 from scorekit.schemas import Result
 
 #: Why a component has a value (`ok`) or none. The types of a failed sample of a service, then:
 #: bad_source: the service refuses the source with any translation; no_value: the answer or the
 #: sample lacks the field; rule_error: a local rule raised; skipped: a gate refused the sample
 #: before any service was asked.
-Status = Literal[
-    "ok",
-    "invalid_input",
-    "overlong",
-    "non_finite",
-    "model_failure",
-    "timeout",
-    "cancelled",
-    "upstream",
-    "bad_source",
-    "no_value",
-    "rule_error",
-    "skipped",
-]
+Status = Literal["ok", SampleErrorType, "bad_source", "no_value", "rule_error", "skipped"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 #: Error type of `raise_for_missing` where a status is no type of a failed sample.
 _ERROR_TYPES = {

@@ -132,11 +132,7 @@ def service_component(config: ComponentConfig, result: Result) -> ComponentResul
         status = error.type if error.type in STATUSES else "upstream"
         message = f"{error.message}" if status == error.type else f"{error.type}: {error.message}"
         return missing_component(
-            config,
-            status,
-            message,
-            is_transient=error.retryable,
-            answer=result,
+            config, status, message, is_transient=error.retryable, answer=result
         )
     raw, reason = _value(config, result)
     if raw is None:

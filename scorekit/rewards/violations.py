@@ -22,25 +22,8 @@ from scorekit.text.rules import Pair, length_band
 
 #: Languages that a policy may produce, besides source and target. Few closely related ones are
 #: here: the identifier confuses those in short texts.
-OTHER_LANGUAGES = (
-    "en",
-    "zh",
-    "ja",
-    "ko",
-    "de",
-    "fr",
-    "es",
-    "pt",
-    "it",
-    "ru",
-    "ar",
-    "hi",
-    "th",
-    "vi",
-    "id",
-    "tr",
-    "pl",
-)
+_OTHERS = "en zh ja ko de fr es pt it ru ar hi th vi id tr pl"
+OTHER_LANGUAGES = tuple(_OTHERS.split())
 
 #: Source, translation, and their languages.
 Violation = Callable[[str, str, str, str], float]
@@ -75,12 +58,6 @@ def script_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     return 0.0 if share is None else 1.0 - share
 
 
-def copy_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
-    """Return the share of the translation that is copied source, without code, links and
-    numbers."""
-    return copied_share(src, mt)
-
-
 def length_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """Return how far the length ratio in UTF-8 bytes is outside the usual band.
 
@@ -95,15 +72,10 @@ def length_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     return min(1.0, math.log2(ratio / max_ratio if ratio > max_ratio else min_ratio / ratio))
 
 
-def repetition_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
-    """Return how much more of the translation is in loops than of the source."""
-    return repetition(src, mt)
-
-
 VIOLATIONS: dict[str, Violation] = {
     "language": language_violation,
     "script": script_violation,
-    "copy": copy_violation,
+    "copy": lambda src, mt, *languages: copied_share(src, mt),
     "length": length_violation,
-    "repetition": repetition_violation,
+    "repetition": lambda src, mt, *languages: repetition(src, mt),
 }

@@ -19,10 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 import scorekit
 from scorekit.errors import RequestError
-from scorekit.schemas import (
-    SCHEMA_VERSION,
-    ErrorResponse,
-)
+from scorekit.schemas import SCHEMA_VERSION, ErrorResponse
 from scorekit.server.backend import Backend
 from scorekit.server.endpoint import Line
 from scorekit.server.http.body import RequestSchema, read_query, read_request
@@ -37,8 +34,7 @@ from scorekit.server.service import LARGE, MANY, ScoringService
 def create_app(
     backend: Backend, settings: ServiceSettings, secrets: Secrets | None = None
 ) -> FastAPI:
-    """Create the application of one service. The model is loaded after start-up, in the
-    background."""
+    """Create the application of one service. The model loads after start-up, in the background."""
     secrets = secrets or Secrets()
     service = ScoringService(backend, settings, secrets)
 
@@ -185,8 +181,7 @@ async def _open_job(
 
 
 class _Parts(StreamingResponse):
-    """An answer that is written as it is read. `exit_stack` is closed at its end, also after a
-    disconnect."""
+    """An answer written as it is read; `exit_stack` closes at its end, also after a disconnect."""
 
     def __init__(
         self,
@@ -222,8 +217,7 @@ async def _lines(
 
 
 def _times(job: PendingRequest) -> dict[str, str]:
-    """Return the milliseconds of a request's stages as headers; the middleware adds
-    X-Total-Time."""
+    """Return milliseconds of a request's stages as headers; the middleware adds X-Total-Time."""
     return {
         "X-Tokenise-Time": f"{job.tokenise_s * 1000:.2f}",
         "X-Queue-Time": f"{job.queue_s * 1000:.2f}",
@@ -292,6 +286,10 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
+#: Fields of a description that `GET /v1/info` has as they are.
+_DESCRIBED = ("model", "revision", "tokenizer", "dtype", "device", "max_input_length")
+
+
 def _info(service: ScoringService) -> BaseModel:
     description = service.description
     memory = service.backend.memory_bytes()
@@ -299,12 +297,7 @@ def _info(service: ScoringService) -> BaseModel:
     return service.endpoint.info(
         {
             "service": service.backend.service,
-            "model": description.model,
-            "revision": description.revision,
-            "tokenizer": description.tokenizer,
-            "dtype": description.dtype,
-            "device": description.device,
-            "max_input_length": description.max_input_length,
+            **{name: getattr(description, name) for name in _DESCRIBED},
             "max_samples": service.settings.max_samples,
             "max_body_bytes": service.settings.max_body_bytes,
             "versions": description.versions | scorekit_version,
@@ -378,10 +371,7 @@ def _describe_keys(document: dict[str, Any]) -> None:
     """Document keys as optional: the settings decide whether a service needs one."""
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     schema = {"$ref": "#/components/schemas/ErrorResponse"}
-    refusal = {
-        "description": "Unauthorized",
-        "content": {"application/json": {"schema": schema}},
-    }
+    refusal = {"description": "Unauthorized", "content": {"application/json": {"schema": schema}}}
     for path, operations in document["paths"].items():
         if not path.startswith("/health/"):
             for operation in operations.values():

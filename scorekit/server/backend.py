@@ -50,30 +50,24 @@ class Backend(Protocol):
     @property
     def endpoint(self) -> Endpoint:
         """Return the endpoint that it serves."""
-        ...
 
     def load(self) -> ModelDescription:
         """Load tokenizer and weights; called once, before anything else."""
-        ...
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
         """Tokenize. An item that the model cannot take gives a SampleError in its place."""
-        ...
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Return the outcomes of a batch, in order. Raises only if the whole batch failed."""
-        ...
 
     def probe(self, words: int) -> Any:
         """Return a valid item of at least that many tokens (before truncation).
 
         It is used to warm up, and to check whether the model still answers."""
-        ...
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
         """Return the bytes that the model holds on its device now and held at most, and the
         device's size; None on a CPU."""
-        ...
 
 
 class ScoringBackend(Backend, Protocol):
@@ -82,11 +76,9 @@ class ScoringBackend(Backend, Protocol):
     @property
     def endpoint(self) -> ScoreEndpoint:
         """Return the endpoint: its samples and options."""
-        ...
 
     def load(self) -> ScoreDescription:
         """Load as every backend; the description also says what its scores mean."""
-        ...
 
 
 def workers_of(backend: Backend) -> int:
@@ -95,11 +87,6 @@ def workers_of(backend: Backend) -> int:
     A backend that waits for another server, not for a local device, needs several to be busy. Each
     is a thread of the server, and calls `forward`."""
     return int(getattr(backend, "workers", 1))
-
-
-def collectors_of(backend: Backend) -> Sequence[Any]:
-    """Return the backend's own Prometheus collectors: its `collectors`, else none."""
-    return getattr(backend, "collectors", ())
 
 
 def translation_probe(words: int) -> TranslationSample:

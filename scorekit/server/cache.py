@@ -160,7 +160,8 @@ class Cache:
         async with self._readers:
             # Checked here, because it may open while a call waits for its slot.
             if self.breaker.state != "closed":
-                self._probe_when_due(tier, keys, fits)
+                if self.breaker.begin_probe():  # no request waits for the probe
+                    self._probe = asyncio.create_task(self._try_tier(tier, keys, fits))
                 return False
             try:
                 values_by_key |= await self._read(tier, keys, fits)
@@ -182,12 +183,6 @@ class Cache:
             else:
                 values_by_key[key] = value
         return values_by_key
-
-    def _probe_when_due(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
-        """Probe the tier with one read of these keys when the pause is over; no request waits for
-        it."""
-        if self.breaker.begin_probe():
-            self._probe = asyncio.create_task(self._try_tier(tier, keys, fits))
 
     async def _try_tier(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
         try:

@@ -19,11 +19,8 @@ from scorekit.schemas import ErrorSpan, JudgeSample, JudgeScored, Scored, ScoreR
 MAX_VALUE_BYTES = 2**20
 #: Severities of spans from our services.
 _SEVERITIES = frozenset({"MINOR", "MAJOR", "CRITICAL"})
-_SERVICE_FIELDS = {
-    "id": None,
-    "ok": True,
-    "cached": False,
-}  # fields that the service adds to each answer
+#: Fields that the service adds to each answer.
+_SERVICE_FIELDS = {"id": None, "ok": True, "cached": False}
 
 
 def read_value(value: bytes) -> dict[str, Any] | None:

@@ -91,8 +91,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def cache_content(self, item: Any) -> Any:
-        """Return all of an item that its outcome may depend on; different items give different
-        JSON."""
+        """Return all that an item's outcome may depend on; different items give different JSON."""
 
     @abstractmethod
     def outcome_error(self, fields: dict[str, Any]) -> SampleError | None:

@@ -15,12 +15,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from scorekit.errors import SampleError
-from scorekit.schemas import (
-    MetricXOptions,
-    ScoreRange,
-    TranslationSample,
-    XCometOptions,
-)
+from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample, XCometOptions
 from scorekit.server.backend import Encoded, Outcome, translation_probe
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint

@@ -32,8 +32,7 @@ class LocalScorer:
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """Score samples in order; a failed sample has the score None and its error in the
-        metadata."""
+        """Score samples in order; a failed one has the score None and its error in the metadata."""
         cfg = cfg or ScoringConfig()
         endpoint = self.backend.endpoint
         options = resolve_options(

@@ -25,7 +25,6 @@ from scorekit.schemas import (
     TranslationSample,
     Wanted,
     Wire,
-    WireAnswer,
 )
 from scorekit.server.cached_values import could_be_answer
 from scorekit.server.description import ModelDescription
@@ -62,9 +61,10 @@ class ScoreEndpoint(Endpoint):
     def __init__(self, sample_type: type[Wire], options_type: type[Options]) -> None:
         self.sample_type = sample_type
         self.options_type = options_type
-        self.response_type = score_response(sample_type)
-        if issubclass(sample_type, TranslationSample | JudgeSample):
-            self.page = "judge" if issubclass(sample_type, JudgeSample) else "translations"
+        is_judge = issubclass(sample_type, JudgeSample)
+        self.response_type = JudgeResponse if is_judge else ScoreResponse
+        if is_judge or issubclass(sample_type, TranslationSample):
+            self.page = "judge" if is_judge else "translations"
         self._texts_of = _texts_of(sample_type)
 
     def request_type(self, max_items: int) -> type[BaseModel]:
@@ -86,12 +86,7 @@ class ScoreEndpoint(Endpoint):
         if key.get("overlong") == "windows":
             key["windows"] = REVISION
         return ParsedRequest(
-            request.samples,
-            options,
-            key,
-            options.cache,
-            request.priority,
-            request.timeout_s,
+            request.samples, options, key, options.cache, request.priority, request.timeout_s
         )
 
     def default_options(self, description: ModelDescription) -> Any:
@@ -166,11 +161,6 @@ def score_request(
         )
 
     return ScoreRequest
-
-
-def score_response(sample_type: type[Wire]) -> type[WireAnswer]:
-    """Return the type of a service's answer to requests with samples of this type."""
-    return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse
 
 
 def resolve_options(options: Any, description: ModelDescription) -> Any:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import structlog
 from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
+from scorekit.net.tasks import run_in_daemon_thread
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
-from scorekit.server.backend import Backend, collectors_of
+from scorekit.server.backend import Backend
 from scorekit.server.cache import Cache
 from scorekit.server.cache_tiers import open_tier
 from scorekit.server.endpoint import Endpoint, ParsedRequest
@@ -28,7 +27,6 @@ from scorekit.server.queue.memory_budget import MemoryBudget
 from scorekit.server.windows.backend import with_windows
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 #: Limits in samples and bytes above which a request is processed in a thread, because that takes
 #: some milliseconds.
@@ -46,7 +44,7 @@ class ScoringService:
         self.settings = settings
         self.metrics = Metrics()
         self.metrics.begin_at_zero(self.endpoint.path)
-        for collector in collectors_of(backend):
+        for collector in getattr(backend, "collectors", ()):  # the backend's own of Prometheus
             self.metrics.registry.register(collector)
         tier = open_tier(
             settings.cache,
@@ -67,8 +65,9 @@ class ScoringService:
 
     async def start(self) -> None:
         """Load the model, warm it up, then accept requests."""
-        self.description = description = await _in_daemon_thread(self.backend.load)
-        await _in_daemon_thread(lambda: self.batcher.warm_up(description))
+        # A thread of a pool would delay the end of the process.
+        self.description = description = await run_in_daemon_thread(self.backend.load, name="load")
+        await run_in_daemon_thread(self.batcher.warm_up, description, name="load")
         self._key_prefix = to_json(
             [
                 SCHEMA_VERSION,
@@ -264,26 +263,3 @@ class ScoringService:
             task = asyncio.create_task(self.cache.store(answers))
             self._storing.add(task)
             task.add_done_callback(self._storing.discard)
-
-
-async def _in_daemon_thread(work: Callable[[], T]) -> T:
-    """Await `work` in a daemon thread, which does not delay the end of the process as a pool
-    would."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if not future.done():
-            future.set_exception(error) if error else future.set_result(cast(T, result))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await future

@@ -25,7 +25,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from scorekit.text.cuts import cut_near
 from scorekit.text.sentences import sentence_starts
@@ -187,7 +187,10 @@ def _cheapest(
 
     ratio: of matched text, right to left; lengths are scaled to their geometric mean."""
     n = len(left)
-    a, b = _sums(left, math.sqrt(ratio)), _sums(right, 1 / math.sqrt(ratio))
+    a, b = (
+        list(accumulate((size * scale for size in sizes), initial=0.0))
+        for sizes, scale in ((left, math.sqrt(ratio)), (right, 1 / math.sqrt(ratio)))
+    )
     band = _band(a, b)
     min_cost: list[list[float]] = []
     last_bead: list[list[Bead]] = []  # the bead that ends here, by row and position in its band
@@ -251,13 +254,6 @@ def _band(a: Sequence[float], b: Sequence[float]) -> list[range]:
     return [range(low[i], max(high[i], *low[i : i + 2]) + 1) for i in range(n + 1)]
 
 
-def _sums(sizes: Sequence[int], scale: float) -> list[float]:
-    sums = [0.0]
-    for size in sizes:
-        sums.append(sums[-1] + size * scale)
-    return sums
-
-
 def _mismatch(left_size: float, right_size: float) -> float:
     """Return -log of the probability that the lengths of matched text differ so much."""
     delta = abs(right_size - left_size) / math.sqrt(
@@ -275,8 +271,7 @@ def _common(bonus: Bonus, i: int, j: int, di: int, dj: int) -> float:
 
 
 def _trace_back(last_bead: list[list[Bead]], band: list[range]) -> Path:
-    """Return the path, with every sentence of a passage by itself: it may be cut between any
-    two."""
+    """Return the path, with each sentence of a passage apart: it may be cut between any two."""
     i, j = len(band) - 1, band[-1][-1]
     path = [(i, j)]
     while (i, j) != (0, 0):

@@ -7,8 +7,8 @@ part reaches from one border to the next, so every character is in exactly one p
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 
 from scorekit.text.alignment import align
 from scorekit.text.cuts import cut_near
@@ -93,9 +93,10 @@ def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], max_size: int)
     its texts are empty. Returns the part indexes where windows begin, and the number of parts.
     """
     count = len(sizes)
-    filled = [_sums(not empty for empty in column) for column in zip(*empties, strict=True)]
+    columns = zip(*empties, strict=True)
+    filled = [list(accumulate((not empty for empty in c), initial=0)) for c in columns]
     filled = [sums for sums in filled if sums[-1]]  # a text that is always empty does not count
-    totals = _sums(sizes)
+    totals = list(accumulate(sizes, initial=0))
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
     begins = [0]
     for end in range(1, count + 1):
@@ -138,22 +139,12 @@ def add_context(sizes: Sequence[int], begin: int, end: int, max_size: int) -> tu
     return reach[0], reach[1]
 
 
-def _sums(values: Iterator[int] | Sequence[int]) -> list[int]:
-    sums = [0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums
-
-
 def refine(
-    texts: Sequence[str],
-    borders: Sequence[Boundary],
-    measure: Callable[[list[Part]], list[int | None]],
+    texts: Sequence[str], borders: Sequence[Boundary], measure: Measure
 ) -> tuple[list[Boundary], list[int | None]]:
     """Return borders between which every part fits, and the sizes of the parts.
 
-    Parts that do not fit are halved repeatedly. measure: returns sizes of parts, None for one that
-    does not fit; None remains if a part cannot be split any more."""
+    Parts that do not fit are halved repeatedly; None remains if one cannot be split any more."""
     size_by_part: dict[Part, int | None] = {}
     current = list(borders)
     todo = list(pairwise(current))

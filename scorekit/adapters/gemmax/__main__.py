@@ -31,8 +31,7 @@ XComet = Annotated[
     typer.Option(help="URL of the service for /score_openlid; repeat it for replicas."),
 ]
 QE = Annotated[
-    list[str] | None,
-    typer.Option(help="URL of the service for /score; default: that of --xcomet."),
+    list[str] | None, typer.Option(help="URL of the service for /score; default: that of --xcomet.")
 ]
 LanguageModel = Annotated[
     str, typer.Option(help="py3langid, or the path of a fastText model such as OpenLID.")

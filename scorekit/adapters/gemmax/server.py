@@ -10,11 +10,8 @@ import asyncio
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-from pydantic import BaseModel, ValidationError
-from pydantic_core import to_json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from scorekit.adapters.gemmax.requests import (
     LanguageRequest,
@@ -22,18 +19,15 @@ from scorekit.adapters.gemmax.requests import (
     error_spans,
     language_check,
 )
-from scorekit.adapters.remote_requests import read_body
+from scorekit.adapters.remote_requests import create_routes, parse_body
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.config import describe_validation_error
-from scorekit.errors import RequestError, SampleError, ScorekitError, UserError
+from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.rewards.gates import GateRule
 from scorekit.schemas import Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 
 #: Seconds for an answer. The client waits 120 by default.
 DEADLINE_S = 110.0
-
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 class Service(NamedTuple):
@@ -73,7 +67,7 @@ class GemmaxServer:
 
         Raises UserError if the request has another form, SampleError if an item has no score, the
         client's errors, and TimeoutError after the deadline."""
-        items = _parsed(ScoreRequest, body).items
+        items = parse_body(ScoreRequest, body).items
         samples = [item.model_dump(exclude_none=True) for item in items]
         async with asyncio.timeout(self._deadline_s):
             results = await _scores(self._score, samples)
@@ -90,7 +84,7 @@ class GemmaxServer:
         service, rule = self._score_openlid, self._language_rule
         if service is None or rule is None:
             raise UserError("no language check here. Start the adapter with --xcomet URL")
-        items = _parsed(LanguageRequest, body).items
+        items = parse_body(LanguageRequest, body).items
         samples = [{"src": item.src, "mt": item.mt} for item in items]
         async with asyncio.timeout(self._deadline_s):
             checks = await asyncio.to_thread(lambda: [language_check(item, rule) for item in items])
@@ -101,13 +95,6 @@ class GemmaxServer:
                 for result, check in zip(results, checks, strict=True)
             ]
         }
-
-
-def _parsed(request_type: type[RequestT], body: bytes) -> RequestT:
-    try:
-        return request_type.model_validate_json(body)
-    except ValidationError as error:
-        raise UserError(describe_validation_error(error, "body")) from None
 
 
 async def _scores(service: Service, samples: list[dict[str, Any]]) -> list[Scored | JudgeScored]:
@@ -125,50 +112,11 @@ def create_app(server: GemmaxServer, keys: Sequence[str] = ()) -> Any:
 
     keys: one of them is required of a POST, as a bearer or as the password of a URL; empty: none.
     """
-    from starlette.applications import Starlette
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    def answer(content: Any, status: int = 200) -> Response:
-        return Response(to_json(content), status, media_type="application/json")
-
-    def failed(status: int, error: Exception) -> Response:
-        message = " ".join(str(error).split())
-        return answer({"error": {"type": type(error).__name__, "message": message}}, status)
-
-    def route(path: str, handle: Callable[[bytes], Awaitable[Any]]) -> Route:
-        async def respond(request: Request) -> Response:
-            try:
-                _check_key(request.headers.get("authorization", ""), keys)
-                body = await read_body(request)
-            except RequestError as error:
-                return failed(error.status, error)
-            except ClientDisconnect as error:
-                return failed(400, error)
-            try:
-                return answer(await handle(body))
-            except UserError as error:
-                return failed(422, error)
-            except TimeoutError:
-                return failed(504, RequestError("timeout", "not scored before the deadline"))
-            except ScorekitError as error:
-                return failed(502, error)
-
-        return Route(path, respond, methods=["POST"])
-
-    async def health(request: Request) -> Response:
-        return answer(server.health())
-
-    application = Starlette(
-        routes=[
-            route("/score", server.score),
-            route("/score_openlid", server.score_openlid),
-            Route("/health", health),
-        ]
+    return create_routes(
+        posts={"/score": server.score, "/score_openlid": server.score_openlid},
+        gets={"/health": server.health},
+        check=lambda request: _check_key(request.headers.get("authorization", ""), keys),
     )
-    application.router.redirect_slashes = False  # the client would send its texts a second time
-    return application
 
 
 def _check_key(header: str, keys: Sequence[str]) -> None:

@@ -36,9 +36,9 @@ class TranslationColumns:
         """Return the sample of a row. A reference that is absent, null or empty is left out.
 
         Raises ValueError."""
-        sample = {"src": _text(row, self.src), "mt": _text(row, self.mt)}
+        sample = {"src": text_of(row, self.src), "mt": text_of(row, self.mt)}
         if row.get(self.ref) not in (None, ""):
-            sample["ref"] = _text(row, self.ref)
+            sample["ref"] = text_of(row, self.ref)
         return sample
 
 
@@ -70,7 +70,7 @@ class JudgeColumns:
         """Return the sample of a row. Raises ValueError."""
         variables = self.variables or {name: name for name in row if name not in ("task", self.id)}
         texts = {
-            name: _text(row, column)
+            name: text_of(row, column)
             for name, column in variables.items()
             if name != "ref" or row.get(column) not in (None, "")  # left out, as in a translation
         }
@@ -125,7 +125,8 @@ class SampleFile:
                 raise UserError(f"{self.path}, {unit} {number}: {error}") from None
 
 
-def _text(row: Mapping[str, Any], column: str) -> str:
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    """Return the text in a column of a row. Raises ValueError if there is none."""
     if column not in row:
         raise ValueError(f"no field {column!r}")
     if not isinstance(row[column], str):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from scorekit.client.files.sample_file import Contents, JudgeColumns, SampleFile, TranslationColumns
-from scorekit.client.files.score_file import ResultCounts, ScoreJob, first_info
+from scorekit.client.files.score_file import ResultCounts, ScoreJob, ScoreRun, first_info
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.rowfile import Format
@@ -169,39 +168,27 @@ def _pair(text: str, default: str | None) -> tuple[str, str]:
 
 def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
     from scorekit.client.asynchronous import ScoringClient
-    from scorekit.report.progress import progress_bar
 
-    tally: ResultCounts | None = None
+    run: ScoreRun | None = None
 
-    async def work(contents: Contents) -> tuple[Info, ResultCounts, int, float]:
-        nonlocal tally
-        async with ScoringClient(
-            urls, max_in_flight=job.max_in_flight, pin_model=True, **settings
-        ) as client:
+    async def work(contents: Contents) -> tuple[Info, ScoreRun, float]:
+        nonlocal run
+        async with ScoringClient(urls, max_in_flight=job.max_in_flight, **settings) as client:
             info = await first_info(client, len(urls))
-            with ExitStack() as stack:
-                started, num_done_before = time.monotonic(), 0
-
-                def on_start(counts: ResultCounts) -> Callable[[int], None]:
-                    nonlocal tally, num_done_before
-                    tally, num_done_before = counts, counts.done - counts.retryable
-                    return stack.enter_context(progress_bar(contents.samples, num_done_before))
-
-                totals = await job.run(client, info, contents, on_start)
-                return (
-                    info,
-                    totals,
-                    totals.done - num_done_before,
-                    time.monotonic() - started,
-                )
+            started, run = time.monotonic(), ScoreRun(job, client)
+            await run.run(info, contents)
+            return info, run, time.monotonic() - started
 
     try:
-        result = asyncio.run(work(job.check()))
+        info, finished, seconds = asyncio.run(work(job.check()))
     except KeyboardInterrupt:
-        progress = f" after {tally.done + tally.early} samples" if tally else ""
+        progress = ""
+        if run is not None and run.num_before is not None:
+            progress = f" after {run.tally.done + run.tally.early} samples"
         typer.echo(f"stopped{progress}; the same command goes on from there", err=True)
         raise typer.Exit(130) from None
-    info, totals, num_scored, seconds = result
+    totals = finished.tally
+    num_scored = totals.done - (finished.num_before or 0)
     fields = job.samples.fields
     task = fields.task if isinstance(fields, JudgeColumns) else None
     _print_summary(info, totals, num_scored, seconds, task=task, to_stderr=job.out is None)

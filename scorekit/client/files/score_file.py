@@ -2,7 +2,7 @@
 
 The output has one JSON line for each sample, in order. OUT.meta.json beside it says what it was
 made from: only the same job may resume it. Complete lines are appended; after a crash the last
-one may be torn, and is removed. OUT.early has results that arrived early (early.py).
+one may be torn, and is removed. OUT.early has results that arrived early (early_results.py).
 The next run retries samples with transient errors: it writes OUT.again, and replaces OUT by it.
 """
 
@@ -16,7 +16,7 @@ import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
@@ -31,6 +31,7 @@ from scorekit.client.files.sample_file import Contents, JudgeColumns, Line, Samp
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, is_transient
 from scorekit.files import replace_file, write_atomic
 from scorekit.net.tasks import cancel_all
+from scorekit.report.progress import progress_bar
 from scorekit.schemas import Info, JudgeScored, Priority, Result
 
 #: Endings of an output that would claim another format.
@@ -124,59 +125,14 @@ class ScoreJob:
                 raise UserError(f"{self.out}: the input cannot be the output")
         return self.samples.check()
 
-    async def run(
-        self,
-        client: ScoringClient,
-        info: Info,
-        contents: Contents,
-        on_start: Callable[[ResultCounts], Callable[[int], None]],
-    ) -> ResultCounts:
-        """Score what is missing of the checked `contents`, and retry transient errors of an earlier
-        run.
-
-        `on_start` gets the counts of the existing output, and returns the function that is called
-        with progress.
-
-        Raises UserError for an output of another job, and what the client raises.
-        """
-        self._check_service(info)
-        early = EarlyResults(self.out and _with_suffix(self.out, "early"))
-        if self.out is None:
-            tally = ResultCounts()
-            try:
-                await self._score_missing(client, sys.stdout.buffer, early, tally, on_start(tally))
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its exit
-                raise UserError("stdout: its reader was closed") from None
-            return tally
-        try:
-            with ExitStack() as files:
-                out = _open_locked(files, self.out)
-                description = self._job_description(contents.digest, info)
-                if self.overwrite:  # at the first result: the service may still refuse the options
-                    early.when_first(partial(self._start_output, out, self.out, description))
-                    tally = ResultCounts()
-                else:
-                    tally = self._resume(out, self.out, description, early)
-                advance = on_start(tally)
-                if tally.retryable:
-                    new_out = _open_locked(files, _with_suffix(self.out, "again"))
-                    await self._retry_transient(client, out, new_out, early, tally, advance)
-                    replace_file(_with_suffix(self.out, "again"), self.out)
-                    out = new_out
-                await self._score_missing(client, out, early, tally, advance)
-                early.finish()
-        except OSError as error:
-            raise UserError(f"{error.filename or self.out}: {error.strerror}") from None
-        return tally
-
-    def _check_service(self, info: Info) -> None:
+    def check_service(self, info: Info) -> None:
+        """Raise UserError if another kind of service answers than the columns are for."""
         is_judge = isinstance(self.samples.fields, JudgeColumns)
         if is_judge != (info.service == "judge"):
             hint = "no judge: leave out" if is_judge else "a judge: name its rubric by"
             raise UserError(f"the service is {hint} --task")
 
-    def _job_description(self, digest: str, info: Info) -> dict[str, Any]:
+    def describe(self, digest: str, info: Info) -> dict[str, Any]:
         """Return everything that the output is a function of."""
         return {
             "input": digest,
@@ -186,118 +142,151 @@ class ScoreJob:
             "model": info.model_dump(include={"service", "model", "revision", "dtype"}),
         }
 
-    def _resume(
-        self, out: BinaryIO, path: Path, description: dict[str, Any], early: EarlyResults
-    ) -> ResultCounts:
-        """Cut a torn line, load the early results, and return the counts of the output."""
-        meta = _with_suffix(path, "meta.json")
+
+@dataclass(slots=True)
+class ScoreRun:
+    """One run of a job.
+
+    tally: of its output. num_before: results that the output had, without those that this run
+    retries; None: it has not started.
+    """
+
+    job: ScoreJob
+    client: ScoringClient
+    tally: ResultCounts = field(default_factory=ResultCounts)
+    num_before: int | None = None
+    _early: EarlyResults = field(init=False)
+    _advance: Callable[[int], None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._early = EarlyResults(self.job.out and _with_suffix(self.job.out, "early"))
+
+    async def run(self, info: Info, contents: Contents) -> None:
+        """Score what is missing of the checked `contents`, and retry transient errors of an earlier
+        run. A bar shows the progress.
+
+        Raises UserError for an output of another job, and what the client raises.
+        """
+        job = self.job
+        job.check_service(info)
+        if job.out is None:
+            try:
+                with self._progress(contents):
+                    await self._score_missing(sys.stdout.buffer)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its exit
+                raise UserError("stdout: its reader was closed") from None
+            return
+        try:
+            with ExitStack() as stack:
+                out = _open_locked(stack, job.out)
+                description = job.describe(contents.digest, info)
+                if job.overwrite:  # at the first result: the service may still refuse the options
+                    start = partial(_start_output, out, job.out, description)
+                    self._early.when_first(start)
+                else:
+                    self._resume(out, job.out, description)
+                stack.enter_context(self._progress(contents))
+                if self.tally.retryable:
+                    new_out = _open_locked(stack, _with_suffix(job.out, "again"))
+                    await self._retry_transient(out, new_out)
+                    replace_file(_with_suffix(job.out, "again"), job.out)
+                    out = new_out
+                await self._score_missing(out)
+                self._early.finish()
+        except OSError as error:
+            raise UserError(f"{error.filename or job.out}: {error.strerror}") from None
+
+    @contextmanager
+    def _progress(self, contents: Contents) -> Iterator[None]:
+        self.num_before = self.tally.done - self.tally.retryable
+        with progress_bar(contents.samples, self.num_before) as self._advance:
+            yield
+
+    def _resume(self, out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
+        """Cut a torn line, load the early results, and count the output."""
+        meta, remedy = _with_suffix(path, "meta.json"), self.job.remedy
+        earlier = _read_meta(meta)
         out.seek(0)
         if out.read(1) == b"":
-            if _read_meta(meta) == description:
-                early.load(after=0)
+            if earlier == description:
+                self._early.load(after=0)
             else:
-                self._start_output(out, path, description)
-            return ResultCounts(early=len(early))
-        earlier = _read_meta(meta)
-        if earlier is None:
-            raise UserError(
-                f"{path} exists, but {meta.name} does not say what it was made from: {self.remedy}"
-            )
-        changed = [name for name in description if earlier.get(name) != description[name]]
-        if changed:
-            raise UserError(
-                f"{path} was made from something else ({', '.join(changed)}): {self.remedy}"
-            )
-        tally = ResultCounts()
-        for _, result in _results(out, path):
-            tally.add(result)
-        early.load(after=0 if tally.retryable else tally.last_line)
-        tally.early = len(early)
-        return tally
+                _start_output(out, path, description)
+        else:
+            if earlier is None:
+                raise UserError(
+                    f"{path} exists, but {meta.name} does not say what it was made from: {remedy}"
+                )
+            changed = [name for name in description if earlier.get(name) != description[name]]
+            if changed:
+                raise UserError(
+                    f"{path} was made from something else ({', '.join(changed)}): {remedy}"
+                )
+            for _, result in _results(out, path):
+                self.tally.add(result)
+            self._early.load(after=0 if self.tally.retryable else self.tally.last_line)
+        self.tally.early = len(self._early)
 
-    def _start_output(self, out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
-        """Empty the output and start it for this job."""
-        out.truncate(0)
-        for ending in ("again", "early"):
-            _with_suffix(path, ending).unlink(missing_ok=True)
-        meta = json.dumps(description, indent=1, ensure_ascii=False)
-        write_atomic(_with_suffix(path, "meta.json"), meta, alone=True)
-
-    async def _retry_transient(
-        self,
-        client: ScoringClient,
-        out: BinaryIO,
-        new_out: BinaryIO,
-        early: EarlyResults,
-        tally: ResultCounts,
-        advance: Callable[[int], None],
-    ) -> None:
+    async def _retry_transient(self, out: BinaryIO, new_out: BinaryIO) -> None:
         """Copy `out` to `new_out`, which an earlier run may have started, and retry errors."""
         old_results = _results(out, Path(out.name))
         last_line = 0
         for (_, new_result), (_, old_result) in zip(
             _results(new_out, Path(new_out.name)), old_results, strict=False
         ):
-            tally.add(old_result, -1)
-            tally.add(new_result)
+            self.tally.add(old_result, -1)
+            self.tally.add(new_result)
             last_line = new_result["line"]
+        lines = self.job.samples.lines(last_line)
         items = (
             _Item(line, old_result, raw)
-            for (raw, old_result), line in zip(
-                old_results, self.samples.lines(last_line), strict=False
-            )
+            for (raw, old_result), line in zip(old_results, lines, strict=False)
         )
-        await self._score_items(client, items, new_out, early, tally, advance)
+        await self._score_items(items, new_out)
 
-    async def _score_missing(
-        self,
-        client: ScoringClient,
-        out: BinaryIO,
-        early: EarlyResults,
-        tally: ResultCounts,
-        advance: Callable[[int], None],
-    ) -> None:
-        items = map(_Item, self.samples.lines(after=tally.last_line))
-        await self._score_items(client, items, out, early, tally, advance)
+    async def _score_missing(self, out: BinaryIO) -> None:
+        lines = self.job.samples.lines(after=self.tally.last_line)
+        await self._score_items(map(_Item, lines), out)
 
-    async def _score_items(
-        self,
-        client: ScoringClient,
-        items: Iterator[_Item],
-        out: BinaryIO,
-        early: EarlyResults,
-        tally: ResultCounts,
-        advance: Callable[[int], None],
-    ) -> None:
+    async def _score_items(self, items: Iterator[_Item], out: BinaryIO) -> None:
         """Write results in order. `max_in_flight` requests, twice as many batches at once."""
-        batches = _batches(items, self.batch_size)
+        batches = _batches(items, self.job.batch_size)
         pending: deque[tuple[list[_Item], asyncio.Task[None]]] = deque()
-        async with early.saving():
+        async with self._early.saving():
             try:
                 while True:
-                    for batch in islice(batches, 2 * self.max_in_flight - len(pending)):
-                        task = asyncio.create_task(self._score(client, batch, early))
-                        pending.append((batch, task))
+                    for batch in islice(batches, 2 * self.job.max_in_flight - len(pending)):
+                        pending.append((batch, asyncio.create_task(self._score(batch))))
                     if not pending:
                         return
                     batch, task = pending[0]
                     await task
                     pending.popleft()
-                    _append(out, batch, early, tally)
-                    advance(sum(item.is_pending for item in batch))
+                    _append(out, batch, self._early, self.tally)
+                    self._advance(sum(item.is_pending for item in batch))
             finally:
                 await cancel_all(task for _, task in pending)
-                tally.early = len(early)
+                self.tally.early = len(self._early)
 
-    async def _score(self, client: ScoringClient, batch: list[_Item], early: EarlyResults) -> None:
-        lines = [i.line for i in batch if i.is_pending and i.line.number not in early]
-        await client.score(
+    async def _score(self, batch: list[_Item]) -> None:
+        lines = [i.line for i in batch if i.is_pending and i.line.number not in self._early]
+        await self.client.score(
             [line.sample for line in lines],
-            self.options,
-            priority=self.priority,
-            batch_size=self.batch_size,
-            on_result=lambda index, result: early.put(_record(lines[index], result)),
+            self.job.options,
+            priority=self.job.priority,
+            batch_size=self.job.batch_size,
+            on_result=lambda index, result: self._early.put(_record(lines[index], result)),
         )
+
+
+def _start_output(out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
+    """Empty the output and start it for this job."""
+    out.truncate(0)
+    for ending in ("again", "early"):
+        _with_suffix(path, ending).unlink(missing_ok=True)
+    meta = json.dumps(description, indent=1, ensure_ascii=False)
+    write_atomic(_with_suffix(path, "meta.json"), meta, alone=True)
 
 
 async def first_info(client: ScoringClient, urls: int) -> Info:
@@ -335,10 +324,9 @@ def _record(line: Line, result: Result) -> dict[str, Any]:
     """Return a line of the output."""
     record = {"line": line.number, "id": line.id, **result.model_dump(exclude=_EXCLUDED_FIELDS)}
     optional = {"upstream_calls"} if isinstance(result, JudgeScored) else _OPTIONAL_FIELDS
-    record = {
+    return {
         name: value for name, value in record.items() if value is not None or name not in optional
     }
-    return record
 
 
 def _append(out: BinaryIO, batch: list[_Item], early: EarlyResults, tally: ResultCounts) -> None:

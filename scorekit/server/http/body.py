@@ -12,14 +12,13 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 from starlette.requests import Request
 
-from scorekit.config import describe_errors
+from scorekit.config import MAX_ERRORS, describe_errors
 from scorekit.errors import RequestError
 from scorekit.server.endpoint import Endpoint
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.memory_budget import MemoryReservation
 from scorekit.server.service import LARGE
 
-MAX_ERRORS = 10
 #: Values and names that a sample may have on average in a large body: several times those of any
 #: rubric.
 VALUES_A_SAMPLE = 32
@@ -113,7 +112,7 @@ def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
         errors = _item_errors(body, request_type, field) + other_errors
     for detail in errors:
         _hide_sender_names(detail, request_type)
-    raise RequestError("invalid_request", describe_errors(errors, "body", MAX_ERRORS))
+    raise RequestError("invalid_request", describe_errors(errors, "body"))
 
 
 def _hide_sender_names(error: ErrorDetails, request_type: type[BaseModel]) -> None:

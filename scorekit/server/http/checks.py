@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,7 +17,8 @@ def text_error(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
     max_chars: max characters (code points) of a text.
     """
     values = sample.__dict__
-    names = _TEXT_FIELDS.get(type(sample)) or _find_text_fields(type(sample))
+    sample_type: type[BaseModel] = type(sample)
+    names = _text_fields(sample_type)
     if sample.model_extra:  # texts defined by a rubric
         values = values | sample.model_extra
         names += tuple(sample.model_extra)
@@ -25,7 +27,7 @@ def text_error(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
         problem = find_text_problem(value, max_chars) if value else None
         if problem is not None:
             # The name of another field may be any text.
-            is_own_field = field in type(sample).model_fields
+            is_own_field = field in sample_type.model_fields
             return SampleError("invalid_input", f"{field if is_own_field else 'a text'}: {problem}")
     return None
 
@@ -44,14 +46,11 @@ def find_text_problem(text: str, max_chars: int) -> str | None:
     return None
 
 
-#: Names of the fields that hold text for the model, by type of sample.
-_TEXT_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {}
-
-
-def _find_text_fields(sample_type: type[BaseModel]) -> tuple[str, ...]:
-    names = tuple(
+@cache
+def _text_fields(sample_type: type[BaseModel]) -> tuple[str, ...]:
+    """Return the names of the fields that hold text for the model."""
+    return tuple(
         name
         for name, field in sample_type.model_fields.items()
         if name != "id" and field.annotation in (str, str | None)
     )
-    return _TEXT_FIELDS.setdefault(sample_type, names)

@@ -163,8 +163,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _wait_in(self, queue: dict[Connection, None] | None) -> None:
-        """Move to the end of a queue of connections that may be closed for a new one, or to
-        none."""
+        """Move to the end of a queue of connections that a new one may replace, or to none."""
         for other_queue in (self.heads, self.resting, self.bodies):
             other_queue.pop(self, None)
         if queue is not None:

@@ -83,7 +83,7 @@ class RequestMiddleware:
                     (b"x-request-id", request_id.encode()),
                     (b"x-total-time", elapsed_ms.encode()),
                 ]
-                if status >= 400 and _has_unread_body(scope, headers):
+                if status >= 400 and not scope.get("body_read") and _has_body(headers):
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
@@ -91,8 +91,7 @@ class RequestMiddleware:
             if (error := self._refusal(scope, headers, token)) is None:
                 await self.app(scope, receive, send_marked)
             else:
-                extra_headers = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
-                await _refuse(send_marked, error, extra_headers)
+                await _refuse(send_marked, error)
         except ClientDisconnect:
             # Nothing reads the answer: the client disconnected, or connection.py closed the
             # connection.
@@ -104,7 +103,7 @@ class RequestMiddleware:
             log.error("bug", exc_info=True)
             if not status:
                 message = f"a bug; see the log for request {request_id}"
-                await _refuse(send_marked, RequestError("internal", message), [])
+                await _refuse(send_marked, RequestError("internal", message))
         finally:
             self._note(scope, token, status, time.perf_counter() - started)
 
@@ -118,7 +117,7 @@ class RequestMiddleware:
             return error
         if not self.keys and (error := foreign_host(headers, self.hosts)) is not None:
             return error
-        if self._is_open(scope):
+        if self.page and _path(scope) == "/" and scope["method"] in ("GET", "HEAD"):
             return None
         if self.keys and not scope["key_id"]:
             reason = "not a key of this service" if token else "this service wants a key"
@@ -127,10 +126,6 @@ class RequestMiddleware:
         if not self.keys and (error := foreign_page(headers, self.hosts)) is not None:
             return error
         return wrong_content(headers) if _has_body(headers) else None
-
-    def _is_open(self, scope: Scope) -> bool:
-        """Return True if the request needs no key."""
-        return self.page and _path(scope) == "/" and scope["method"] in ("GET", "HEAD")
 
     def _id_of_key(self, token: bytes) -> str | None:
         """Return the id of a configured key, or None for any other token."""
@@ -186,18 +181,13 @@ def _path(scope: Scope) -> str:
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
-def _has_unread_body(scope: Scope, headers: dict[bytes, bytes]) -> bool:
-    """Return True if a refusal came before the body was read (`read_request` notes when it was)."""
-    return not scope.get("body_read") and _has_body(headers)
-
-
 def _has_body(headers: dict[bytes, bytes]) -> bool:
     return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
-async def _refuse(send: Send, error: RequestError, more_headers: list[tuple[bytes, bytes]]) -> None:
+async def _refuse(send: Send, error: RequestError) -> None:
     body = to_json({"error": error.wire()})
-    length = (b"content-length", b"%d" % len(body))
-    headers = [(b"content-type", b"application/json"), length, *more_headers]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

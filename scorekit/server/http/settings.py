@@ -11,13 +11,7 @@ from typing import Literal, TypeVar
 
 import structlog
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliToggleFlag,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, CliApp, CliToggleFlag, SettingsConfigDict, SettingsError
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
@@ -54,8 +48,7 @@ class ServiceSettings(BaseSettings):
         True, description="Serve a page at / to try the service by hand; --no-page: none."
     )
     api_keys_file: Path | None = Field(
-        None,
-        description="File with one API key a line; keys may also come from SCOREKIT_API_KEYS.",
+        None, description="File with one API key a line; keys may also come from SCOREKIT_API_KEYS."
     )
     revision: str | None = Field(None, description="Revision of a hub model; null: its newest.")
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
@@ -188,23 +181,16 @@ def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
 
 
 def _flag_meant(settings_type: type[ServiceSettings], message: str) -> str:
+    unknown = [word.partition("=")[0] for word in message.split() if word.startswith("--")]
+    if not unknown or not message.startswith("unrecognized"):
+        return ""
     flags = [_flag(settings_type, name) for name in settings_type.model_fields]
-    unknown = [
-        word.partition("=")[0].removeprefix("--")
-        for word in message.split()
-        if word.startswith("--")
-    ]
-    suggestion = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
-    return (
-        f" (did you mean --{suggestion}?)"
-        if suggestion and message.startswith("unrecognized")
-        else ""
-    )
+    suggestion = nearest(unknown[0].removeprefix("--"), dict(zip(flags, flags, strict=True)))
+    return f" (did you mean --{suggestion}?)" if suggestion else ""
 
 
 def _flag(settings_type: type[ServiceSettings], name: str) -> str:
-    """Return a setting's flag without dashes; if it is on by default, the flag that turns it
-    off."""
+    """Return a setting's flag without dashes: if it is on by default, the one to turn it off."""
     field = settings_type.model_fields.get(name)
     prefix = "no-" if field is not None and field.default is True else ""
     return prefix + name.replace("_", "-")

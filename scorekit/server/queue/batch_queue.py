@@ -38,9 +38,8 @@ class WaitingLine:
     def __init__(self) -> None:
         self._new: deque[InFlightSample] = deque()
         self._plan: deque[list[InFlightSample]] = deque()
-        self._has_room: list[
-            InFlightSample
-        ] = []  # the planned batch that more samples could be added to
+        # The planned batch that more samples could be added to.
+        self._has_room: list[InFlightSample] = []
         self._fine = False  # whether any batch of the plan may have room
 
     def __len__(self) -> int:
@@ -189,14 +188,9 @@ class PriorityBatchQueue:
         """Add tokenized samples, each to the queue of its priority and request, once."""
         for flight in flights:
             sample = flight.parent or flight
-            # Read once: the event loop may change it meanwhile.
-            queue_key = (
-                sample.priority,
-                sample.line,
-            )
-            if flight.queue_key != queue_key:
-                flight.queue_key = queue_key
-                priority, line = queue_key
+            priority, line = sample.priority, sample.line  # once: the event loop may change them
+            if flight.queue_key != (priority, line):
+                flight.queue_key = priority, line
                 self._queues[priority].put(flight, line)
 
     def take(self, now: float) -> list[InFlightSample]:

@@ -3,8 +3,7 @@
 One thread tokenizes. Another owns the model and starts a batch as soon as it is free: samples of
 similar length from all that wait, of any request. A large request waits in its own queue, so that
 others need not wait for all of it (`batch_queue.py`). If texts may be scored in windows, a third
-thread
-splits those. Equal samples in flight are scored once.
+thread splits those. Equal samples in flight are scored once.
 The queue is bounded: a request that does not fit is refused at once, as a whole.
 """
 
@@ -106,7 +105,8 @@ class Batcher:
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             for name, target in thread_targets
         ]
-        self._dead = False  # owner: tokenizer and model, which only ever set it; the loop reads it
+        # Whether a thread has ended by an error: nothing will be scored any more.
+        self.is_dead = False  # owner: tokenizer and model, which only set it; the loop reads it
 
     def warm_up(self, description: ModelDescription) -> None:
         """Run the largest possible batch, before `start`.
@@ -132,11 +132,6 @@ class Batcher:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, until - time.monotonic()))
-
-    @property
-    def is_dead(self) -> bool:
-        """Return True if a thread has ended by an error: nothing will be scored any more."""
-        return self._dead
 
     def unhealthy_reason(self) -> str | None:
         """Return why the model does not answer, or not soon; None while it does."""
@@ -168,15 +163,13 @@ class Batcher:
 
     def _find_standstill(self) -> str | None:
         """Return why a sample put in flight now would not be answered; None if it would."""
-        if self._dead or not all(thread.is_alive() for thread in self._threads):
+        if self.is_dead or not all(thread.is_alive() for thread in self._threads):
             return "the model thread ended"
         if self._model.timing.is_stalled():
             return "the model hangs in a batch"
-        return (
-            "the tokeniser hangs"
-            if any(tokenizer_thread.is_stalled() for tokenizer_thread in self._tokenizer_threads)
-            else None
-        )
+        if any(thread.timing.is_stalled() for thread in self._tokenizer_threads):
+            return "the tokeniser hangs"
+        return None
 
     def _longest_wait(self, line: str) -> float:
         return self.admission.longest_wait(line, time.monotonic())
@@ -198,7 +191,7 @@ class Batcher:
         try:
             work()
         except BaseException:  # no request must wait for a thread that has ended
-            self._dead = True
+            self.is_dead = True
             self._hand_over(self.admission.fail_all)
             with contextlib.suppress(OSError):  # a full disk may have been the cause
                 log.critical("model_thread_died", exc_info=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import structlog
@@ -22,8 +22,9 @@ log = structlog.get_logger()
 QueueKey = tuple[Priority, "PendingRequest | None"]
 
 
+@dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A pending request.
+    """A pending request for so many items. started: monotonic seconds.
 
     answers: by index, None while a sample is pending. done: set when nothing is pending, when the
     time is up, or when the client has disconnected (then it holds an exception).
@@ -33,32 +34,23 @@ class PendingRequest:
     Owner: loop; the tokenizer's thread adds to `tokenise_s`, which is read at the end.
     """
 
-    __slots__ = (
-        "_last_batch",
-        "answers",
-        "cached",
-        "done",
-        "flights",
-        "model_s",
-        "on_answer",
-        "pending_count",
-        "queue_s",
-        "started",
-        "timeout_s",
-        "tokenise_s",
-    )
+    items: InitVar[int]
+    started: float
+    timeout_s: float
+    answers: list[Answer | None] = field(init=False)
+    done: asyncio.Future[None] = field(init=False)
+    cached: set[int] = field(default_factory=set)
+    pending_count: int = 0
+    flights: list[InFlightSample] = field(default_factory=list)
+    on_answer: Callable[[int], None] | None = None
+    tokenise_s: float = 0.0
+    queue_s: float = 0.0
+    model_s: float = 0.0
+    _last_batch: object = None
 
-    def __init__(self, items: int, started: float, timeout_s: float) -> None:
-        self.started = started  # monotonic seconds
-        self.timeout_s = timeout_s
-        self.answers: list[Answer | None] = [None] * items
-        self.cached: set[int] = set()
-        self.pending_count = 0
-        self.flights: list[InFlightSample] = []
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.on_answer: Callable[[int], None] | None = None
-        self.tokenise_s = self.queue_s = self.model_s = 0.0
-        self._last_batch: object = None
+    def __post_init__(self, items: int) -> None:
+        self.answers = [None] * items
+        self.done = asyncio.get_running_loop().create_future()
 
     def set_answer(self, index: int, answer: Answer) -> None:
         """Set the answer of one pending sample."""
@@ -79,8 +71,7 @@ class PendingRequest:
 
     @property
     def timed_out(self) -> bool:
-        """Return True if the time was up with samples pending, and the client had not
-        disconnected."""
+        """Return True if the time was up with samples pending, and the client still connected."""
         is_over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
         return is_over and self.pending_count > 0
 
@@ -94,8 +85,7 @@ class PendingRequest:
 
 
 def answer_of(outcome: Outcome, write: Callable[[dict[str, Any]], bytes]) -> Answer:
-    """Return an outcome as it is cached and answered: serialized once, by its endpoint's
-    `write`."""
+    """Return an outcome as it is cached and answered: serialized by its endpoint's `write`."""
     if isinstance(outcome, SampleError):
         return outcome
     try:

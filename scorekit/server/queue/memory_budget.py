@@ -84,8 +84,7 @@ class MemoryReservation:
         self.close()
 
     def reserve(self, size: int) -> None:
-        """Reserve more bytes. Raises RequestError: `overloaded`, or `too_large` if they never
-        fit."""
+        """Reserve bytes. Raises RequestError: `overloaded`, or `too_large` if they never fit."""
         budget = self.budget
         limit = budget.max_large_bytes if self.size + size > _LARGE else budget.max_bytes
         if self.size + size > limit:

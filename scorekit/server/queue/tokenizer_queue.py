@@ -41,6 +41,9 @@ def split_tasks(
     return [TokenizeTask(job, flights[first:stop], options) for first, stop in cuts]
 
 
+TasksByRequest = dict[PendingRequest, deque[TokenizeTask]]
+
+
 class TokenizerQueue:
     """The waiting tasks.
 
@@ -49,9 +52,7 @@ class TokenizerQueue:
 
     def __init__(self, bulk_patience_s: float) -> None:
         self._changed = threading.Condition()  # owner: any
-        self._waiting: dict[
-            Priority, dict[PendingRequest, deque[TokenizeTask]]
-        ] = {  # owner: lock _changed
+        self._waiting: dict[Priority, TasksByRequest] = {  # owner: lock _changed
             "interactive": {},
             "bulk": {},
         }
@@ -86,7 +87,7 @@ class TokenizerQueue:
             self._changed.notify_all()
 
 
-def _next(requests: dict[PendingRequest, deque[TokenizeTask]]) -> TokenizeTask:
+def _next(requests: TasksByRequest) -> TokenizeTask:
     """Return the first request's next task, and move the request to the end."""
     job = next(iter(requests))
     tasks = requests.pop(job)

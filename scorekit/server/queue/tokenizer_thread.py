@@ -53,23 +53,20 @@ class TokenizerThread:
         self._ready = ready  # owner: any
         self._in_flight = in_flight  # owner: any
         self._refuse = refuse  # owner: any
-        self._timing = BatchTimeModel(stall_after_s)  # owner: tokenizer
+        self.timing = BatchTimeModel(stall_after_s)  # owner: tokenizer
 
     def run(self) -> None:
         """Run until the queue is stopped."""
         while (task := self._tasks.take()) is not None:
             self._tokenize(task)
 
-    def is_stalled(self) -> bool:
-        """Return True if a call takes longer than any text would; any thread may call it."""
-        return self._timing.is_stalled()
-
     def _tokenize(self, task: TokenizeTask) -> None:
         raised = [flight for flight in task.flights if flight.encoded is not None]
-        waiting = [(flight, flight.sample) for flight in task.flights if flight.encoded is None]
         waiting = [
-            (flight, sample) for flight, sample in waiting if sample is not None
-        ]  # not dropped
+            (flight, sample)
+            for flight in task.flights
+            if flight.encoded is None and (sample := flight.sample) is not None  # not dropped
+        ]
         started = time.perf_counter()
         encoded = self._encode([sample for _, sample in waiting], task.options) if waiting else []
         seconds = time.perf_counter() - started
@@ -90,7 +87,7 @@ class TokenizerThread:
 
     def _encode(self, samples: list[Any], options: Any) -> Sequence[Encoded | SampleError | None]:
         """Tokenize; if that raises, one by one, so that only the faulty sample fails."""
-        self._timing.begin(0)
+        self.timing.begin(0)
         try:
             return self._encode_all(samples, options)
         except BaseException as error:
@@ -100,5 +97,5 @@ class TokenizerThread:
                 log.error("tokenise_failure", exc_info=True)
                 return [SampleError("model_failure", "the text could not be tokenised")]
         finally:
-            self._timing.end()
+            self.timing.end()
         return [self._encode([sample], options)[0] for sample in samples]

@@ -7,12 +7,12 @@ score that it has with every other `overlong`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreOptions, TranslationSample
-from scorekit.server.backend import Backend, Encoded, Outcome
+from scorekit.server.backend import Backend, Encoded, Outcome, workers_of
 from scorekit.server.description import ModelDescription
 from scorekit.server.queue.batch import (
     default_batch_tokens,
@@ -49,7 +49,7 @@ class Windowed:
         self.endpoint = backend.endpoint
         self.probe = backend.probe
         self.memory_bytes = backend.memory_bytes
-        self.workers = int(getattr(backend, "workers", 1))
+        self.workers = workers_of(backend)
 
     def load(self) -> ModelDescription:
         """Load the wrapped backend."""
@@ -58,8 +58,7 @@ class Windowed:
         return description
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
-        """Encode; with `overlong: windows`, split a sample that does not fit into windows that
-        do."""
+        """Encode; with `overlong: windows`, a sample that does not fit is split into windows."""
         return [
             self._in_windows(sample, options) if encoded is None else encoded
             for sample, encoded in zip(samples, self.encode_uncut(samples, options), strict=True)
@@ -78,31 +77,23 @@ class Windowed:
         """Score the windows of all samples, in several batches if they are too many."""
         if not any(isinstance(encoded.payload, WindowedSample) for encoded in batch):
             return self._inner.forward(batch)
-        windows: list[Encoded] = []
-        for encoded in batch:
-            windows += (
-                encoded.payload.windows
-                if isinstance(encoded.payload, WindowedSample)
-                else [encoded]
-            )
+        samples = [e.payload if isinstance(e.payload, WindowedSample) else None for e in batch]
+        groups = [s.windows if s else [e] for s, e in zip(samples, batch, strict=True)]
+        windows = [window for group in groups for window in group]
         outcomes: dict[int, Outcome] = {}
         sizes = [(window.length, window.rows) for window in windows]
         for indices in make_batches(sizes, max(self._max_tokens, 1)):
             scored = self._forward([windows[k] for k in indices])
             outcomes |= dict(zip(indices, scored, strict=True))
+        in_order = iter([outcomes[k] for k in range(len(windows))])
         merged: list[Outcome] = []
-        position = 0
-        for encoded in batch:
-            sample = encoded.payload if isinstance(encoded.payload, WindowedSample) else None
-            stop = position + (len(sample.windows) if sample else 1)
-            window_outcomes = [outcomes[k] for k in range(position, stop)]
+        for sample, group in zip(samples, groups, strict=True):
+            window_outcomes = list(islice(in_order, len(group)))
             merged.append(merge_outcomes(sample, window_outcomes) if sample else window_outcomes[0])
-            position = stop
         return merged
 
     def _forward(self, batch: list[Encoded]) -> list[Outcome]:
-        """Score a batch; halve it if it does not fit the memory: the queue cannot halve a
-        sample."""
+        """Score a batch; halve it if it exceeds the memory: the queue cannot halve a sample."""
         try:
             return self._inner.forward(batch)
         except Exception as error:
@@ -176,10 +167,8 @@ class _Cutter:
             for (window, read), part, result in zip(todo.items(), parts, results, strict=True):
                 first_part, last_part = window
                 if isinstance(result, Encoded):
-                    done[window] = (
-                        result,
-                        self._window_range((borders[first_part], borders[last_part]), part),
-                    )
+                    window_part = borders[first_part], borders[last_part]
+                    done[window] = result, self._window_range(window_part, part)
                 elif read != window:
                     retries[window] = (
                         first_part - (first_part - read[0]) // 2,

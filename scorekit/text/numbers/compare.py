@@ -116,8 +116,7 @@ def _certainly_missing(
 
 
 def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
-    """Yield numbers of the translation that equal the source only with the decimal mark of the
-    other language."""
+    """Yield numbers of the translation that equal the source's by the other decimal mark only."""
     values = {number.values[0] for number in src.numbers if number.values}
     for number in mt.numbers:
         is_other = number.values[:1] and number.values[0] not in values
@@ -171,8 +170,7 @@ def _is_list(between: str) -> bool:
 
 
 def _partners(expected: list[Number], src: NumberedText, mt: NumberedText) -> list[int | None]:
-    """Return, for each number of the source, the index of the only number that states it, or
-    None."""
+    """Return for each number of the source the index of the only one that states it, or None."""
     index_by_value: dict[Fraction, int | None] = {}
     for index, number in enumerate(mt.numbers):
         for value in {*mt.values_of(number), *number.parts}:
