@@ -104,7 +104,7 @@ def run_import(
         with progress_bar(importer.num_steps()) as step:
             importer.write_pages(pages, step)
         usable, errors = _usable(questions, pages)
-        problems = [*importer.rejected.lines, *errors, *pages.errors]
+        problems = [*importer.problems, *errors, *pages.errors]
         if problems and not leave_out:
             advice = "Nothing was written. Correct the files, or set --leave-out"
             raise UserError(
@@ -115,7 +115,7 @@ def run_import(
             raise UserError(f"{options.source}: no question remains", shortened(problems))
         _write_questions(folder, selected)
         manifest = _manifest(dataset, options, importer, pages, problems)
-        rows = importer.rejected.rows + Counter(item.split for item in questions)
+        rows = importer.num_rejected + Counter(item.split for item in questions)
         manifest["splits"] = _counts(rows, usable, selected)
         text = json.dumps(manifest, ensure_ascii=False, indent=1) + "\n"
         (folder / "manifest.json").write_text(text, encoding="utf-8")
