@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median_high
 from typing import Any
@@ -28,14 +28,14 @@ from trainer.sft.curation_record import CurationRecord
 class BudgetPlan:
     """The size of a budget: rows, all their episodes, and max turns of all episodes."""
 
-    name: str
+    plan: str
     rows: int
     episodes: int
     turns: int
 
     def line(self) -> str:
         """Return the budget as a line of text."""
-        return f"{self.name}: {self.rows:,} rows, {self.episodes:,} episodes, {self.turns:,} turns"
+        return f"{self.plan}: {self.rows:,} rows, {self.episodes:,} episodes, {self.turns:,} turns"
 
 
 def make_budget(
@@ -71,20 +71,14 @@ def make_budget(
             episodes, turns = episodes + n_agent, turns + n_agent * max_turns
             result.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
     rows = len(result.rows)
+    equal = f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these"
     plans = [
         BudgetPlan("this budget", rows, episodes, turns),
-        _equal(
-            f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these",
-            rows,
-            budget_cfg,
-        ),
+        _equal(equal, rows, budget_cfg),
         _equal("the same for the mastered ones, too", len(prompts), budget_cfg),
     ]
     extra: dict[str, Any] = {
-        "plans": [
-            {"plan": plan.name, "rows": plan.rows, "episodes": plan.episodes, "turns": plan.turns}
-            for plan in plans
-        ],
+        "plans": [asdict(plan) for plan in plans],
         "lines": [plan.line() for plan in plans],
     }
     if rows:
@@ -99,9 +93,8 @@ def make_budget(
 
 
 def _equal(name: str, rows: int, budget_cfg: BudgetConfig) -> BudgetPlan:
-    return BudgetPlan(
-        name, rows, rows * budget_cfg.n_agent, rows * budget_cfg.n_agent * budget_cfg.max_turns
-    )
+    episodes = rows * budget_cfg.n_agent
+    return BudgetPlan(name, rows, episodes, episodes * budget_cfg.max_turns)
 
 
 def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
@@ -150,10 +143,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     table = [
         [name, rows[name], *budget_by_reason[name], episodes[name], turns[name]] for name in kinds
     ]
-    plans = [
-        [plan["plan"], plan["rows"], plan["episodes"], plan["turns"]]
-        for plan in result.manifest_extra["plans"]
-    ]
+    plans = [list(plan.values()) for plan in result.manifest_extra["plans"]]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
     chart = chart_image("where the turns go", "turns at most", partial(_bars, kinds, turns))
     sections = [

@@ -15,7 +15,7 @@ from trainer.search.curation.dataset import (
     entries_of,
     read_decisions,
 )
-from trainer.search.curation.samples import CuratedPrompt
+from trainer.search.curation.samples import CuratedPrompt, digest_of
 from trainer.sft.curation_record import (
     EXCLUDE,
     FILE,
@@ -87,9 +87,9 @@ def read_decided(
     for path in records:
         if path.is_file() or (path / FILE).is_file():
             entries = list(read_record(path))
-            inputs[str(path)] = _digest(path if path.is_file() else path / FILE)
+            inputs[str(path)] = digest_of(path if path.is_file() else path / FILE)
         else:
-            entries = _decided(path, None)
+            entries = _decided(path)
             inputs[str(path)] = decisions_digest(path)
         _check_known(path, {entry.question_id for entry in entries}, ids)
         record.update(entries)
@@ -106,9 +106,9 @@ def read_decided(
     return record, inputs
 
 
-def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
+def _decided(folder: Path) -> list[RecordEntry]:
     """Return the entries of a folder without a record.jsonl."""
-    manifest, lines = read_decisions(folder, command)
+    manifest, lines = read_decisions(folder, None)
     name = str(manifest["command"])
     if name not in DECIDE:
         raise UserError(
@@ -145,10 +145,6 @@ def _excluded(path: Path) -> tuple[dict[str, str], str]:
     parts = (line.partition("\t") for line in lines if line.strip() and line[0] != "#")
     named = {id.strip(): reason.strip() for id, _, reason in parts}
     return named, hashlib.sha256(content).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _check_known(path: Path, named: Iterable[str], ids: set[str] | None) -> None:

@@ -73,8 +73,7 @@ async def confirm(
 
     async def tried(pages: Sequence[str]) -> AnswerTrials:
         pngs = await asyncio.gather(*(load_image(page) for page in pages))
-        question_text, references = question.question, question.reference_answers
-        return await asking.tried(question_text, references, pngs, cfg.times)
+        return await asking.tried(question, pngs, cfg.times)
 
     share = (await tried(question.gold)).share(cfg.right)
     if share is None or share < cfg.share:
@@ -113,10 +112,7 @@ def max_requests(questions: Sequence[Question], cfg: AlternativesConfig) -> list
         if question.gold and question.reference_answer:
             golds = len(question.gold)
             image_counts = [golds, *([golds] * max_pages + [golds - 1] * cfg.control) * golds]
-            planned += [
-                PlannedCalls(question.question, question.reference_text, n, cfg.times)
-                for n in image_counts
-            ]
+            planned += [PlannedCalls(question, n, cfg.times) for n in image_counts]
     return planned
 
 

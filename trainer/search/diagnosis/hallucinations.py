@@ -12,7 +12,7 @@ from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import HallucinationsConfig, Kind
 from trainer.search.curation.dataset import CurationResult, Decision, question_row
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.curation.reanswer import AnswerSampler, AnswerTrials, PlannedCalls
+from trainer.search.curation.reanswer import AnswerSampler, PlannedCalls
 from trainer.search.curation.samples import (
     CuratedPrompt,
     CuratedRun,
@@ -100,10 +100,7 @@ async def kind_of(
 
     async def share_right(images: Iterable[str]) -> float | None:
         pngs = await asyncio.gather(*(load_image(suspect.order, image) for image in images))
-        trials: AnswerTrials = await asking.tried(
-            question.question, question.reference_answers, pngs, cfg.times
-        )
-        return trials.share(cfg.right)
+        return (await asking.tried(question, pngs, cfg.times)).share(cfg.right)
 
     if not suspect.evidence:
         return "no_search"
@@ -138,9 +135,8 @@ def max_requests(
             for images in ((), *(() if suspect.partial else (suspect.near, suspect.evidence)))
         )
         needs_empty = any(suspect.evidence for suspect in group)
-        question = questions[name]
         planned += [
-            PlannedCalls(question.question, question.reference_text, len(images), cfg.times)
+            PlannedCalls(questions[name], len(images), cfg.times)
             for images in sets
             if images or needs_empty
         ]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
@@ -16,7 +13,7 @@ from trainer.search.curation.dataset import CurationResult
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.prior_decisions import PriorDecisions
-from trainer.search.curation.samples import CuratedPrompt, CuratedRun, EpisodeSummary
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, EpisodeSummary, run_config
 from trainer.search.distillation.choose import EpisodeText, PromptChoice, choose, decided
 from trainer.search.distillation.spool import RowSpool
 from trainer.search.distillation.targets import repeated
@@ -88,7 +85,8 @@ def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str
         raise UserError(
             "--run: two folders are of the same run, so ids of episodes would not be unique."
         )
-    configs = {run.name: _config(run.folder) for run in read}
+    missing = ", but has the settings of the run's prompts"
+    configs = {run.name: run_config(run.folder, missing) for run in read}
     last, section = configs[read[-1].name], cfg.distill
     policy = last.policy
     if section.model is not None:
@@ -102,13 +100,6 @@ def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str
     chat = last.chat if section.chat is None else section.chat
     update = {"policy": policy, "chat": chat}
     return {name: run_cfg.model_copy(update=update) for name, run_cfg in configs.items()}
-
-
-def _config(folder: Path) -> SearchConfig:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise UserError(f"{path}: does not exist, but has the settings of the run's prompts")
-    return load_config(SearchConfig, path)
 
 
 def _rendering(cfg: SearchConfig) -> dict[str, Any]:
@@ -208,9 +199,3 @@ def distill_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) 
         ),
     ]
     return curation_page(curated, "Distilled successes", sections, prompts)
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,7 @@ from trainer.search.curation.config_sections import RewriteConfig
 from trainer.search.curation.dataset import CurationResult, Decision, read_decisions
 from trainer.search.curation.disk_spool import in_groups
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.distillation.distill import digest_of
+from trainer.search.curation.samples import digest_of
 from trainer.search.distillation.guarantees import (
     row_breach,
     thought_breach,

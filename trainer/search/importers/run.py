@@ -8,7 +8,6 @@ OUT/
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from scorekit.files import remove_temporaries, replacing_folder
 from scorekit.report.progress import progress_bar
 from trainer.runs.readers import shortened
 from trainer.search.curation.dataset import question_row
+from trainer.search.curation.samples import digest_of
 from trainer.search.importers.mmlongbench import MMLongBenchDoc
 from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import Importer, ImportOptions, PublishedQuestion
@@ -212,5 +212,4 @@ def _digest(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     if size > _MAX_HASHED:
         return {"bytes": size}
-    with path.open("rb") as file:
-        return {"bytes": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": size, "sha256": digest_of(path)}
