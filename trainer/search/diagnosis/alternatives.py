@@ -178,7 +178,8 @@ def alternatives_page(
             decision, question = proposal_by_page[page], prompts[name].question
             texts = [question.question, question.reference_text, answer, gold, page]
             rows.append([*texts, decision.overlap, decision.cosine])
-    sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in _names(by)]
+    proposers = sorted({name for name, _ in by})
+    sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in proposers]
     head = ["question", "reference", "answer", "gold page", "the same on", "overlap", "cosine"]
     words = f"{len(rows)} pairs of a gold page and another that carries its fact."
     sections = [
@@ -187,7 +188,3 @@ def alternatives_page(
         Section("The same fact elsewhere", [words], head, rows[:_ROWS]),
     ]
     return curation_page(curated, "Alternatives", sections, prompts)
-
-
-def _names(by: Mapping[tuple[str, bool], int]) -> list[str]:
-    return sorted({name for name, _ in by})

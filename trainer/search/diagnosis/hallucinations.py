@@ -12,6 +12,7 @@ from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import HallucinationsConfig, Kind
 from trainer.search.curation.dataset import CurationResult, Decision, question_row
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.reanswer import AnswerSampler, PlannedCalls
 from trainer.search.curation.samples import (
     CuratedPrompt,
@@ -21,8 +22,8 @@ from trainer.search.curation.samples import (
     evidence_pages,
     has_evidence,
 )
+from trainer.search.data import documents
 from trainer.search.records import Question, Trajectory
-from trainer.sft.curation_record import CurationRecord
 
 #: The sources of right answers without gold evidence, in the order of the rules.
 KINDS: Final[Mapping[Kind, str]] = {
@@ -65,17 +66,16 @@ def suspect_of(
     None if it was judged wrong, was not judged, or if the generator got all its evidence.
     """
     question, answer = trajectory.question, trajectory.answer
-    if sample.judge is None or sample.judge < cfg.right or answer is None or answer.text is None:
+    if not sample.is_right(cfg.right) or answer is None or answer.text is None:
         return None
     if has_evidence(trajectory):
         return None
     covered = covered_facts(question, evidence_pages(trajectory))
-    documents = {gold.rpartition("_")[0] for gold in question.gold}
     views = [
         view
         for turn in trajectory.turns
         for view in turn.views
-        if view.page_id.rpartition("_")[0] in documents
+        if view.page_id.rpartition("_")[0] in documents(question)
     ]
     return Suspect(
         ref=sample.ref,
@@ -149,26 +149,22 @@ def make_hallucinations(
     cfg: CurationConfig,
     suspects: Mapping[str, Sequence[Suspect]],
     kinds: Mapping[str, Kind],
-    record: CurationRecord | None = None,
+    decided: PriorDecisions,
 ) -> CurationResult:
     """Return all prompts with the most frequent kind of their suspects.
 
     Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by
-    `EpisodeSummary.ref`. record: earlier decisions.
+    `EpisodeSummary.ref`.
     """
     section = cfg.hallucinations
-    result = CurationResult("hallucinations", section, read, record=record or CurationRecord())
+    result = CurationResult("hallucinations", section, read, decided.inputs, record=decided.record)
     for prompt in prompts:
         group = suspects.get(prompt.question.id, ())
         counts = Counter(kinds[suspect.ref] for suspect in group)
         reason = _main(counts)
-        right = sum(
-            suspect.judge is not None and suspect.judge >= section.right
-            for suspect in prompt.samples
-        )
         stats = {
             "kinds": {name: counts[name] for name in KINDS if counts[name]},
-            "right": right,
+            "right": sum(sample.is_right(section.right) for sample in prompt.samples),
             "suspects": len(group),
             "episode_kinds": {suspect.ref: kinds[suspect.ref] for suspect in group},
             "document": prompt.question.file_name,
@@ -186,11 +182,10 @@ def make_hallucinations(
 
 def _main(counts: Counter[Kind]) -> str:
     """Return the most frequent kind; of equal ones the first rule; undecided is the last."""
-    order = [name for name in KINDS if name != "undecided"]
-    present = [name for name in order if counts[name]]
+    present = [name for name in KINDS if counts[name] and name != "undecided"]
     if not present:
         return "undecided" if counts else NONE
-    return min(present, key=lambda name: (-counts[name], order.index(name)))
+    return max(present, key=lambda name: counts[name])
 
 
 def hallucinations_page(

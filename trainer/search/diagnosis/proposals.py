@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -34,22 +34,12 @@ class Proposal:
     by: tuple[str, ...]
 
 
-class PageTexts:
-    """A cache of the text layers of an index."""
+def _fetch(retriever: Retriever, pages: Iterable[str], texts: dict[str, str]) -> None:
+    """Add the text layers of further pages. Raises UserError if the index does not have one."""
 
-    def __init__(self, retriever: Retriever) -> None:
-        self._retriever = retriever
-        self._texts: dict[str, str] = {}
-
-    def fetch(self, pages: Sequence[str]) -> None:
-        """Load the texts of pages. Raises UserError if the index does not have one."""
-        missing = [page for page in dict.fromkeys(pages) if page not in self._texts]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            self._texts.update(zip(missing, pool.map(self._read, missing), strict=True))
-
-    def _read(self, page_id: str) -> str:
+    def read(page_id: str) -> str:
         try:
-            page = self._retriever.page(page_id)
+            page = retriever.page(page_id)
         except RequestError as error:
             if error.type != "not_found":
                 raise
@@ -58,12 +48,9 @@ class PageTexts:
             ) from None
         return "\n".join(box.text for box in page.boxes)
 
-    def __getitem__(self, page_id: str) -> str:
-        return self._texts[page_id]
-
-    def all(self) -> Mapping[str, str]:
-        """Return the loaded texts by page id."""
-        return self._texts
+    missing = [page for page in dict.fromkeys(pages) if page not in texts]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        texts.update(zip(missing, pool.map(read, missing), strict=True))
 
 
 def propose(
@@ -78,11 +65,11 @@ def propose(
     of each gold page. Questions without gold page or reference have no entry.
     """
     usable = [question for question in questions if question.gold and question.reference_answer]
-    texts = PageTexts(retriever)
-    texts.fetch([page for question in usable for page in question.gold])
+    texts: dict[str, str] = {}
+    _fetch(retriever, (page for question in usable for page in question.gold), texts)
     pools = _pools(usable, retriever, texts, cfg)
-    texts.fetch([page for pool in pools.values() for page in pool])
-    words = {page: frozenset(parts_of(text)) for page, text in texts.all().items()}
+    _fetch(retriever, (page for pool in pools.values() for page in pool), texts)
+    words = {page: frozenset(parts_of(text)) for page, text in texts.items()}
     weights = _weights(words)
     cosines = _cosines(usable, pools, texts, cfg, embed)
     proposals = {}
@@ -131,7 +118,10 @@ def _weights(pages: Mapping[str, frozenset[str]]) -> dict[str, float]:
 
 
 def _pools(
-    questions: Sequence[Question], retriever: Retriever, texts: PageTexts, cfg: AlternativesConfig
+    questions: Sequence[Question],
+    retriever: Retriever,
+    texts: Mapping[str, str],
+    cfg: AlternativesConfig,
 ) -> dict[str, list[str]]:
     queries = [
         (question, query)
@@ -158,7 +148,7 @@ def _pools(
 def _cosines(
     questions: Sequence[Question],
     pools: Mapping[str, Sequence[str]],
-    texts: PageTexts,
+    texts: Mapping[str, str],
     cfg: AlternativesConfig,
     embed: Embed | None,
 ) -> dict[str, dict[str, float]]:

@@ -138,12 +138,8 @@ def _rate(
 ) -> tuple[list[EpisodeSummary], float | None, int]:
     """Return (episodes that count, share of right ones, number of right ones)."""
     counted = prompt.counted(cfg.combine, "judge")
-    right = sum(_is_right(sample, cfg) for sample in counted)
+    right = sum(sample.is_right(cfg.success) for sample in counted)
     return counted, right / len(counted) if counted else None, right
-
-
-def _is_right(sample: EpisodeSummary, cfg: DistillConfig) -> bool:
-    return sample.judge is not None and sample.judge >= cfg.success
 
 
 def _not_taken(
@@ -171,7 +167,7 @@ def _no_row(
         return "not judged"
     if not counts:
         return "of another step or run than those that count"
-    if written is None or not _is_right(sample, cfg):
+    if written is None or not sample.is_right(cfg.success):
         return "not right"
     if sample.end == "failed" or (cfg.ended == "complete" and sample.end != "complete"):
         return f"ended as {sample.end}"

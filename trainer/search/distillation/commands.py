@@ -19,17 +19,15 @@ def distill(options: CurationOptions) -> None:
 
     texts = EpisodeTextStore()
     with options.curating(visit=texts.visit) as (cfg, prompts, read):
-        from trainer.search.distillation.distill import (
-            distill_page,
-            distilled_rows,
-            make_distilled,
-        )
-        from trainer.search.distillation.spool import row_spool, write_sft_rows
+        from trainer.search.distillation.distill import distill_page, make_distilled
+        from trainer.search.distillation.spool import kept_rows, row_spool, write_sft_rows
+        from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
         decided = options.prior_decisions(prompts)
         with row_spool() as spool:
             curated = make_distilled(prompts, texts.spool, read, cfg, spool, decided)
-            rows = distilled_rows(curated, spool, read)
+            stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
+            rows = kept_rows(curated, spool, lambda row: stores[row["run"]].read_image)
             options.write(
                 curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows)
             )
@@ -56,9 +54,8 @@ def rewrite(
             estimated,
             make_rewritten,
             rewrite_page,
-            rewritten_rows,
         )
-        from trainer.search.distillation.spool import row_spool, write_sft_rows
+        from trainer.search.distillation.spool import kept_rows, row_spool, write_sft_rows
 
         decisions, digests = read_decided(
             options.record or (), options.verified or (), options.exclude or ()
@@ -71,7 +68,7 @@ def rewrite(
             answers = kept_answers(cfg, options.out)
             curated = make_rewritten(source, cfg, answers, options.out, spool)
             curated.inputs = {**curated.inputs, **digests}
-            rows = rewritten_rows(curated, spool, source)
+            rows = kept_rows(curated, spool, lambda row: source.read_image)
             options.write(curated, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
             _print_longest(curated.manifest_extra["longest_row"])
 

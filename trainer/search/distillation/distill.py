@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from scorekit.errors import UserError
@@ -22,7 +22,6 @@ from trainer.search.training.sft_rows import EpisodeRows
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 KEPT = "rare success"
-NOTHING_KNOWN = PriorDecisions()
 
 
 def make_distilled(
@@ -31,11 +30,11 @@ def make_distilled(
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,
-    earlier: PriorDecisions = NOTHING_KNOWN,
+    earlier: PriorDecisions,
 ) -> CurationResult:
     """Put the rows of the chosen episodes into the spool and return all decisions.
 
-    A chosen prompt has a decision for each episode, another prompt has one for all. known:
+    A chosen prompt has a decision for each episode, another prompt has one for all. earlier:
     decisions of other commands. Only steps with an eligible episode are read again. Raises
     UserError if no model is named or a run has no config.
     """
@@ -49,8 +48,8 @@ def make_distilled(
             (prompt, choose(prompt, written, cfg.distill, earlier.record)) for prompt in prompts
         )
 
-    mask = repeated if cfg.distill.repeats == "mask" else _no_turns
-    reasons = _fill((choice for _, choice in choices()), read, configs, spool, mask)
+    masks_repeats = cfg.distill.repeats == "mask"
+    reasons = _fill((choice for _, choice in choices()), read, configs, spool, masks_repeats)
     for prompt, choice in choices():
         for decision in choice.decisions:
             curated.decisions.append(decision)
@@ -114,11 +113,11 @@ def _fill(
     read: Sequence[CuratedRun],
     configs: Mapping[str, SearchConfig],
     spool: RowSpool,
-    mask: Callable[[Trajectory], list[int]],
+    masks_repeats: bool,
 ) -> DiskSpool[str]:
     """Put the rows of eligible episodes into the spool; return why others have none, by ref.
 
-    mask: returns the turns of an episode that get no loss, in addition to the invalid ones.
+    masks_repeats: repeated queries get no loss, in addition to the invalid turns.
     """
     rates: DiskSpool[float | None] = DiskSpool(float)
     reasons = DiskSpool(str)
@@ -134,16 +133,13 @@ def _fill(
         for trajectory in store.read(sorted(steps[run.name])):
             ref = f"{run.name}/{trajectory.trajectory_id}"
             if (rate := rates.get(ref)) is not None:
-                row = rows.row(trajectory, store.read_image, mask(trajectory))
+                masked = repeated(trajectory) if masks_repeats else []
+                row = rows.row(trajectory, store.read_image, masked)
                 if isinstance(row, str):
                     reasons.append(row, ref)
                 else:
                     spool.put(_with_origin(row, ref, run.name, trajectory, rate))
     return reasons
-
-
-def _no_turns(trajectory: Trajectory) -> list[int]:
-    return []
 
 
 def _with_origin(
@@ -154,17 +150,6 @@ def _with_origin(
     judge = trajectory.judged.score if trajectory.judged else None
     values = {"judge": judge, "ndcg": trajectory.ndcg, "rate": rate}
     return {**head, "reward": row["reward"], **values, **row, "id": ref}
-
-
-def distilled_rows(
-    curated: CurationResult, spool: RowSpool, read: Sequence[CuratedRun]
-) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
-    """Yield the kept rows in order, each with the image loader of its run."""
-    stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
-    for decision in curated.decisions:
-        if decision.is_kept:
-            row = spool.get(decision.row_id)
-            yield row, stores[row["run"]].read_image
 
 
 def distill_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:

@@ -46,7 +46,6 @@ from trainer.sft.curation_record import CurationRecord
 log = logging.getLogger(__name__)
 REWRITTEN, UNCHANGED, TAGGED = "rewritten", "unchanged", "a tag in the original's thought"
 NOT_ASKED = "not asked: no answer was got"
-NO_RECORD = CurationRecord()
 _SHOWN = 20  # max examples on the page
 _NEEDED = ("id", "question_id", "run", "messages", "input_ids", "action_mask")
 
@@ -57,7 +56,7 @@ class Distilled:
     Raises UserError if it is another folder or its rows are damaged.
     """
 
-    def __init__(self, folder: Path, record: CurationRecord = NO_RECORD) -> None:
+    def __init__(self, folder: Path, record: CurationRecord) -> None:
         self.folder, self.record = folder, record
         self.manifest, _ = read_decisions(folder, "distill")
         self.rows_file = folder / "rows.jsonl"
@@ -166,14 +165,14 @@ async def _rewrite_all(
     try:
         rewriter = Rewriter(cfg, paid_answers)
         try:
-            await rewriter.check()
+            await rewriter.chat.check()
             for rows in in_groups(distilled.rows(), cfg.rewriter.max_requests):
                 tasks = [_rewritten(row, distilled, rewriter, cfg) for row in rows]
                 for row, outcome in zip(rows, await gather_or_cancel(tasks), strict=True):
                     done(row, outcome)
                 log.info("rewritten up to %s; %s", rows[-1]["id"], rewriter.spent())
         finally:
-            await rewriter.close()
+            await rewriter.chat.close()
     finally:
         paid_answers.close()
 
@@ -337,29 +336,16 @@ def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
     return estimated_calls(texts, cfg)
 
 
-def rewritten_rows(
-    curated: CurationResult, spool: RowSpool, distilled: Distilled
-) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
-    """Yield the kept rows in order, each with the image loader."""
-    for decision in curated.decisions:
-        if decision.is_kept:
-            yield spool.get(decision.row_id), distilled.read_image
-
-
 def rewrite_page(curated: CurationResult, prompts: Mapping[str, Any]) -> str:
     """Return report.html: outcomes of rows, and examples of thoughts before and after."""
-    counts: dict[str, int] = {}
-    for decision in curated.decisions:
-        counts[decision.reason] = counts.get(decision.reason, 0) + 1
+    counts = Counter(decision.reason for decision in curated.decisions)
     sections = [
-        Section(
-            "Rows", [], ["what became of them", "rows"], [list(item) for item in counts.items()]
-        ),
+        Section("Rows", [], ["what became of them", "rows"], list(counts.items())),
         Section(
             "Thoughts in doubt",
             ["The original stays."],
             ["why the new one is doubtful", "thoughts"],
-            [list(item) for item in curated.manifest_extra["doubted"].items()],
+            list(curated.manifest_extra["doubted"].items()),
         ),
         Section("Thoughts", [], ["before", "after"], curated.manifest_extra["examples"]),
     ]

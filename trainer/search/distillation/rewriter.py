@@ -57,15 +57,7 @@ class Rewriter:
         self._cfg = cfg
         money = MoneyConfig(generator=cfg.price, cap=cfg.cap)
         self._money = SpendTracker(money, paid_answers.spent(), {NAME: cfg.price})
-        self._chat = CachedChat(NAME, cfg.rewriter, paid_answers, self._money)
-
-    async def check(self) -> None:
-        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
-        await self._chat.check()
-
-    async def close(self) -> None:
-        """Cancel pending calls and close the connections."""
-        await self._chat.close()
+        self.chat = CachedChat(NAME, cfg.rewriter, paid_answers, self._money)
 
     def spent(self) -> str:
         """Return the usage of the command, including its earlier starts, as text."""
@@ -82,8 +74,8 @@ class Rewriter:
         cfg = self._cfg.rewriter
         text = thoughts_prompt(question, thoughts)
         try:
-            reply, _ = await self._chat.ask(
-                [text, self._chat.settings()],
+            reply, _ = await self.chat.ask(
+                [text, self.chat.settings()],
                 lambda: [
                     {"role": "system", "content": cfg.system},
                     {"role": "user", "content": text},

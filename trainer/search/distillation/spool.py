@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from trainer.search.curation.dataset import CurationResult
 from trainer.search.curation.disk_spool import DiskSpool, disk_full_as_user_error
 from trainer.search.training.sft_rows import save_images
 
@@ -69,6 +70,18 @@ def row_spool() -> Iterator[RowSpool]:
     """Open an empty spool."""
     with TemporaryFile() as file:
         yield RowSpool(file)
+
+
+def kept_rows(
+    curated: CurationResult,
+    spool: RowSpool,
+    loader_of: Callable[[Mapping[str, Any]], Callable[[str], bytes]],
+) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
+    """Yield the kept rows in order, each with its image loader (`loader_of`)."""
+    for decision in curated.decisions:
+        if decision.is_kept:
+            row = spool.get(decision.row_id)
+            yield row, loader_of(row)
 
 
 def write_sft_rows(

@@ -120,11 +120,8 @@ def displayed_stats(
             yield key, title, list(rounds)
             continue
         for reward in rewards:
-            yield (
-                key,
-                f"{title} ({reward})",
-                [summary for summary in rounds if summary.reward == reward],
-            )
+            comparable = [summary for summary in rounds if summary.reward == reward]
+            yield key, f"{title} ({reward})", comparable
 
 
 def rounds_table(
@@ -140,16 +137,13 @@ def rounds_table(
         ["episodes", *(str(summary.episodes) for summary in rounds)],
     ]
     for key, title, compared in displayed_stats(rounds):
-        values = [tuple(_value(summary, key, index) for index in (0, 1)) for summary in rounds]
-        values = [
-            pair if summary in compared else (None, None)
-            for summary, pair in zip(rounds, values, strict=True)
+        pairs = [
+            tuple(_value(summary, key, index) if summary in compared else None for index in (0, 1))
+            for summary in rounds
         ]
-        if any(after is not None for _, after in values):
-            pairs = [(_cell(before), _cell(after)) for before, after in values]
-            lines.append(
-                [f"held out: {title}", *(f"{before} → {after}" for before, after in pairs)]
-            )
+        if any(after is not None for _, after in pairs):
+            cells = [f"{_cell(before)} → {_cell(after)}" for before, after in pairs]
+            lines.append([f"held out: {title}", *cells])
     for command in _COMMANDS:
         if any(command in summary.then for summary in cfg.rounds):
             counts = [summary.rows.get(command) for summary in rounds]

@@ -67,7 +67,7 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
             f"--decisions {path}: no column {missing[0]!r}, or several. Use worksheet.csv and "
             f"write your classes into its column {PERSON!r}."
         )
-    id_by_cell = {_as_written(row_id): row_id for row_id in ids}
+    id_by_cell = {_harmless(row_id): row_id for row_id in ids}
     labels: dict[str, HumanLabel] = {}
     errors = []
     for number, row in enumerate(rows, 2):
@@ -102,10 +102,6 @@ def _row_error(
     if row_id in labels:
         return f"the id {row_id[:80]!r} is a duplicate"
     return ""
-
-
-def _as_written(row_id: str) -> str:
-    return _harmless(row_id)
 
 
 def _rows(data: bytes, path: Path) -> Iterator[list[str]]:

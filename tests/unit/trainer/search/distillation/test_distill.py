@@ -19,6 +19,7 @@ from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import read_prompts
 from trainer.search.distillation.choose import EpisodeTextStore
 from trainer.search.distillation.distill import make_distilled
@@ -340,7 +341,7 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
     tracemalloc.start()
     prompts, read = read_prompts([folder], cfg, writer.visit)
     with row_spool() as spool:
-        result = make_distilled(prompts, writer.spool, read, cfg, spool)
+        result = make_distilled(prompts, writer.spool, read, cfg, spool, PriorDecisions())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(sample.is_kept for sample in result.decisions) == 4
