@@ -20,8 +20,8 @@ from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
-from trainer.sft.curation_record import CurationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,18 @@ def make_budget(
     prompts: Sequence[CuratedPrompt],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
-    inputs: Mapping[str, str] | None = None,
-    record: CurationRecord | None = None,
+    decided: PriorDecisions,
 ) -> CurationResult:
     """Return the rows with their own `max_turns` and `n_agent`.
 
-    Mastered rows and rows that the record drops are dropped.
+    Mastered rows and rows that earlier decisions drop are dropped.
     """
     budget_cfg = cfg.budget
-    result = CurationResult("budget", budget_cfg, read, inputs or {})
+    result = CurationResult("budget", budget_cfg, read, decided.inputs)
     episodes = turns = 0
     for prompt in prompts:
         stats = _stats(prompt, budget_cfg)
-        dropped_by = record.dropped(prompt.question.id) if record else None
+        dropped_by = decided.record.dropped(prompt.question.id)
         is_mastered = bucket_of(prompt, cfg.buckets) == "B"
         is_dropped = is_mastered or dropped_by is not None
         deep, rare = stats["deep"], stats["rare"]

@@ -53,7 +53,8 @@ def budget(options: CurationOptions) -> None:
 
         decided = options.prior_decisions(prompts)
         chosen, digests = only_kept(prompts, options.rows)
-        result = make_budget(chosen, read, cfg, {**decided.inputs, **digests}, decided.record)
+        result = make_budget(chosen, read, cfg, decided)
+        result.inputs = {**result.inputs, **digests}
         options.write(result, budget_page, chosen)
         for line in result.manifest_extra["lines"]:
             typer.echo(line)

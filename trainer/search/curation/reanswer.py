@@ -169,6 +169,16 @@ def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> li
     return [f"at most: {format_totals(planned_charges(calls, prices))}", STORED_ARE_FREE]
 
 
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """Return the JSON schema of an object that has all of these properties and no other."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
 def kept_answers(cfg: CurationConfig, out: Path) -> Path:
     """Return the file of answers of a command that writes to `out`."""
     return out.absolute().parent / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)

@@ -30,8 +30,7 @@ class EpisodeSummary:
 
     order: index of its run. name: of the run. judge, ndcg, reward: None without a value. seen:
     whether a page with the fact was visible. rank: the best rank of such a page among all hits;
-    None: it was in none. turns, searches, crops, invalid: counts of the policy's turns. answered:
-    whether there is an answer.
+    None: it was in none. turns, searches, crops, invalid: counts of the policy's turns.
     """
 
     order: int
@@ -48,7 +47,6 @@ class EpisodeSummary:
     searches: int
     crops: int
     invalid: int
-    answered: bool
 
     def value(self, measure: Measure) -> float | None:
         """Return the value by a measure; None, never 0, if it is missing."""
@@ -216,7 +214,6 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> EpisodeSummary:
         searches=actions.count("search"),
         crops=actions.count("crop"),
         invalid=actions.count("invalid"),
-        answered=trajectory.answer is not None and trajectory.answer.status == "ok",
     )
 
 

@@ -180,21 +180,15 @@ def _cosines(
 def _proposals(
     overlaps: Mapping[str, float], cosines: Mapping[str, float], cfg: AlternativesConfig
 ) -> list[Proposal]:
-    by_text = _best(overlaps, cfg.least_overlap, cfg.most)
-    by_vector = _best(cosines, cfg.least_cosine, cfg.most)
-    return [
-        Proposal(
-            page,
-            overlaps[page],
-            cosines.get(page),
-            tuple(
-                name
-                for name, pages in (("overlap", by_text), ("embedding", by_vector))
-                if page in pages
-            ),
-        )
-        for page in dict.fromkeys([*by_text, *by_vector])
-    ]
+    best = {
+        "overlap": _best(overlaps, cfg.least_overlap, cfg.most),
+        "embedding": _best(cosines, cfg.least_cosine, cfg.most),
+    }
+    proposals = []
+    for page in dict.fromkeys([*best["overlap"], *best["embedding"]]):
+        by = tuple(name for name, pages in best.items() if page in pages)
+        proposals.append(Proposal(page, overlaps[page], cosines.get(page), by))
+    return proposals
 
 
 def _best(values: Mapping[str, float], min_value: float, max_pages: int) -> list[str]:

@@ -21,20 +21,11 @@ from trainer.search.answer.spending import (
     planned_charges,
 )
 from trainer.search.curation.config_sections import RewriteConfig
+from trainer.search.curation.reanswer import object_schema
 
 NAME: Final = "rewriter"
-_TURN: Final = {
-    "type": "object",
-    "properties": {"turn": {"type": "integer"}, "thought": {"type": "string"}},
-    "required": ["turn", "thought"],
-    "additionalProperties": False,
-}
-SCHEMA: Final = {
-    "type": "object",
-    "properties": {"turns": {"type": "array", "items": _TURN}},
-    "required": ["turns"],
-    "additionalProperties": False,
-}
+_TURN: Final = object_schema(turn={"type": "integer"}, thought={"type": "string"})
+SCHEMA: Final = object_schema(turns={"type": "array", "items": _TURN})
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from trainer.search.data import page_numbers
 from trainer.search.importers.pdf_files import SPLIT, PdfImporter
 from trainer.search.importers.published import (
     ImportOptions,
-    Published,
     PublishedQuestion,
     PublishedRow,
     objects,
@@ -36,12 +35,12 @@ UNANSWERABLE = "unanswerable"
 class MMLongBenchDoc(PdfImporter):
     """Reads `samples.json` or the hub's Parquet file, and the folder `documents` of PDFs."""
 
-    published = Published(
-        schema="https://github.com/mayubo2333/MMLongBench-Doc at 04524e7 and 88b5f09; "
-        "https://huggingface.co/datasets/yubo2333/MMLongBench-Doc at 38bceac",
-        licence="CC BY-NC 4.0, research only",
-        has_text=True,
+    schema = (
+        "https://github.com/mayubo2333/MMLongBench-Doc at 04524e7 and 88b5f09; "
+        "https://huggingface.co/datasets/yubo2333/MMLongBench-Doc at 38bceac"
     )
+    licence = "CC BY-NC 4.0, research only"
+    has_text = True
 
     def __init__(self, options: ImportOptions) -> None:
         file = _question_file(options.source)

@@ -26,19 +26,6 @@ _BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """The publication of a dataset.
-
-    schema: where the schema was read, with its revision. licence: of the data, as far as it is
-    known. has_text: whether its page files have a text layer.
-    """
-
-    schema: str
-    licence: str
-    has_text: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ImportOptions:
     """The options of an import.
 
@@ -75,11 +62,15 @@ class PublishedQuestion:
 class Importer(ABC):
     """Reads one dataset.
 
-    files: the files of questions that were read. problems: a line for each row that cannot be used.
-    num_rejected: the number of these rows by split.
+    schema: where the schema was read, with its revision. licence: of the data, as far as it is
+    known. has_text: whether its page files have a text layer. files: the files of questions that
+    were read. problems: a line for each row that cannot be used. num_rejected: the number of these
+    rows by split.
     """
 
-    published: Published
+    schema: str
+    licence: str
+    has_text: bool
     files: list[Path]
 
     def __init__(self, options: ImportOptions) -> None:

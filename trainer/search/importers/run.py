@@ -114,9 +114,20 @@ def run_import(
         if not selected:
             raise UserError(f"{options.source}: no question remains", shortened(problems))
         _write_questions(folder, selected)
-        manifest = _manifest(dataset, options, importer, pages, problems)
         rows = importer.num_rejected + Counter(item.split for item in questions)
-        manifest["splits"] = _counts(rows, usable, selected)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "dataset": dataset,
+            "source": str(options.source),
+            "schema": importer.schema,
+            "licence": importer.licence,
+            "has_text": importer.has_text,
+            "files": {str(path): _digest(path) for path in importer.files},
+            "documents": sum(map(bool, pages.num_pages.values())),
+            "pages": pages.count,
+            "left_out": problems,
+            "splits": _counts(rows, usable, selected),
+        }
         text = json.dumps(manifest, ensure_ascii=False, indent=1) + "\n"
         (folder / "manifest.json").write_text(text, encoding="utf-8")
     return Imported(out, manifest)
@@ -184,27 +195,6 @@ def _counts(
             "with_several_answers": sum(len(q.answers) > 1 for q in selected if q.split == split),
         }
         for split, num_rows in sorted(rows.items())
-    }
-
-
-def _manifest(
-    dataset: str,
-    options: ImportOptions,
-    importer: Importer,
-    pages: PageFolder,
-    problems: Sequence[str],
-) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "dataset": dataset,
-        "source": str(options.source),
-        "schema": importer.published.schema,
-        "licence": importer.published.licence,
-        "has_text": importer.published.has_text,
-        "files": {str(path): _digest(path) for path in importer.files},
-        "documents": sum(map(bool, pages.num_pages.values())),
-        "pages": pages.count,
-        "left_out": list(problems),
     }
 
 

@@ -32,7 +32,6 @@ from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import (
     Importer,
     ImportOptions,
-    Published,
     PublishedQuestion,
     PublishedRow,
     check_keys,
@@ -52,12 +51,12 @@ _IMAGES = tuple(f"page_{number}" for number in range(1, 21))
 class SlideVQA(Importer):
     """Reads SlideVQA in either published form."""
 
-    published = Published(
-        schema="https://github.com/nttmdlab-nlp/SlideVQA at 0d4168a; "
-        "https://huggingface.co/datasets/NTT-hil-insight/SlideVQA at e780ea2 (second-hand)",
-        licence="NTT software license agreement for evaluation: internal use, no distribution",
-        has_text=False,
+    schema = (
+        "https://github.com/nttmdlab-nlp/SlideVQA at 0d4168a; "
+        "https://huggingface.co/datasets/NTT-hil-insight/SlideVQA at e780ea2 (second-hand)"
     )
+    licence = "NTT software license agreement for evaluation: internal use, no distribution"
+    has_text = False
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)

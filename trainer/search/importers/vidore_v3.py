@@ -24,7 +24,6 @@ from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import (
     Importer,
     ImportOptions,
-    Published,
     PublishedQuestion,
     PublishedRow,
     check_keys,
@@ -51,12 +50,12 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 class ViDoReV3(Importer):
     """Reads the folder of one dataset of ViDoRe v3."""
 
-    published = Published(
-        schema="https://huggingface.co/datasets/vidore/vidore_v3_pharmaceuticals (card, in a "
-        "mirror; vidore_v3_hr at 0cdf097 and vidore_v3_finance_en at 7f432c1 second-hand)",
-        licence="CC BY 4.0; that of the documents is in documents_metadata",
-        has_text=False,
+    schema = (
+        "https://huggingface.co/datasets/vidore/vidore_v3_pharmaceuticals (card, in a "
+        "mirror; vidore_v3_hr at 0cdf097 and vidore_v3_finance_en at 7f432c1 second-hand)"
     )
+    licence = "CC BY 4.0; that of the documents is in documents_metadata"
+    has_text = False
 
     def __init__(self, options: ImportOptions) -> None:
         super().__init__(options)

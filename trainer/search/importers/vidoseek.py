@@ -19,7 +19,6 @@ from trainer.runs.readers import read_rows
 from trainer.search.importers.pdf_files import SPLIT, PdfImporter
 from trainer.search.importers.published import (
     ImportOptions,
-    Published,
     PublishedQuestion,
     PublishedRow,
     check_keys,
@@ -34,12 +33,12 @@ _OPTIONAL_META = ("source_type", "query_type")
 class ViDoSeek(PdfImporter):
     """Reads `vidoseek.json` (or a file that is named) and PDFs in a zip or a folder."""
 
-    published = Published(
-        schema="https://github.com/Alibaba-NLP/ViDoRAG, README at c42b6dd; files of "
-        "https://huggingface.co/datasets/Qiuchen-Wang/ViDoSeek at e91a92b (second-hand)",
-        licence="Apache-2.0 (dataset card, second-hand)",
-        has_text=True,
+    schema = (
+        "https://github.com/Alibaba-NLP/ViDoRAG, README at c42b6dd; files of "
+        "https://huggingface.co/datasets/Qiuchen-Wang/ViDoSeek at e91a92b (second-hand)"
     )
+    licence = "Apache-2.0 (dataset card, second-hand)"
+    has_text = True
 
     def __init__(self, options: ImportOptions) -> None:
         source = options.source

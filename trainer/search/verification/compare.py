@@ -60,7 +60,7 @@ class Verified:
     """The result of a row.
 
     opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
-    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure. judge: its model.
+    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure.
     """
 
     opinions: tuple[Opinion | None, ...] = ()
@@ -68,7 +68,6 @@ class Verified:
     compared: Compared | None = None
     opinion: Opinion | None = None
     reason: str = ""
-    judge: str = ""
 
 
 def skip_reason(
@@ -106,14 +105,13 @@ async def verify_row(
     asking: AnswerSampler, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
 ) -> Verified:
     """Return the result of a row."""
-    judge = asking.judging.model
     try:
         pngs = [await asyncio.to_thread(pages, page) for page in question.gold]
         layers = [await asyncio.to_thread(texts, page) for page in question.gold]
     except RequestError as error:
         if error.type != "not_found":
             raise
-        return Verified(reason="a gold page is not in the index", judge=judge)
+        return Verified(reason="a gold page is not in the index")
     png_by_hash = {image_hash(png): png for png in pngs}
     text_of = dict(zip(map(image_hash, reversed(pngs)), reversed(layers), strict=True))
     chat, generator = asking.chats[VERIFIER], asking.generator
@@ -131,7 +129,7 @@ async def verify_row(
         opinion and replace(opinion, quotes=tuple(check_quotes(opinion.evidence, page_texts)))
         for opinion in given or ()
     ]
-    verified = Verified(tuple(opinions), tuple(answers), judge=judge)
+    verified = Verified(tuple(opinions), tuple(answers))
     if given is None:
         return replace(verified, reason="the verifier did not answer")
     if any(item.text is None and item.charge == ApiUsage() for item in results):

@@ -75,10 +75,7 @@ def _stats(
     opinions = verified.opinions if verified else ()
     return {
         "verifier_class": verifier_class,
-        "stance": compared.stance if compared else None,
-        "verifier_reference": compared.verifier_reference if compared else None,
-        "generator_reference": compared.generator_reference if compared else None,
-        "generator_verifier": compared.generator_verifier if compared else None,
+        **{name: getattr(compared, name, None) for name in _NAMES},  # None without a verdict
         "reference": prompt.question.reference_text,
         "verifier": chosen.answer if chosen else None,
         "evidence": [f"{gold[number - 1]}: {quote}" for number, quote in evidence],
