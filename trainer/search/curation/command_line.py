@@ -130,11 +130,7 @@ class CurationOptions:
         fill: Callable[[Path], None] | None = None,
         more: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Write a result and its page, and print the counts.
-
-        fill: writes the rows into the folder if they do not fit in memory. more: further files,
-        name -> content.
-        """
+        """Write a result and its page, and print the counts. fill, more: as in `write_curated`."""
         from trainer.search.curation.dataset import write_curated
 
         prompts_by_id = {prompt.question.id: prompt for prompt in prompts}

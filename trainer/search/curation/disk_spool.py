@@ -34,8 +34,8 @@ class DiskSpool(Generic[T]):
 
     def append(self, record: T, key: str | None = None) -> None:
         """Add a record at the end."""
-        line: str | bytes = json.dumps(record, default=_values)
-        line = zlib.compress(line.encode(), 1) if self._compressed else line
+        text = json.dumps(record, default=_values)
+        line = zlib.compress(text.encode(), 1) if self._compressed else text
         with _disk_full_as_user_error():
             self._db.execute("INSERT INTO things VALUES (?, ?)", (key, line))
         self._count += 1

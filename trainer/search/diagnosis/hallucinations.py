@@ -134,12 +134,7 @@ def max_requests(
             if suspect.evidence
             for images in ((), *(() if suspect.partial else (suspect.near, suspect.evidence)))
         )
-        needs_empty = any(suspect.evidence for suspect in group)
-        planned += [
-            PlannedCalls(questions[name], len(images), cfg.times)
-            for images in sets
-            if images or needs_empty
-        ]
+        planned += [PlannedCalls(questions[name], len(images), cfg.times) for images in sets]
     return planned
 
 

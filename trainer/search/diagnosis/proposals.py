@@ -74,21 +74,18 @@ def propose(
     cosines = _cosines(usable, pools, texts, cfg, embed)
     proposals = {}
     for question in usable:
-        known_words = (
-            frozenset(parts_of(question.reference_text)),
-            *(words[page] for page in question.gold),
-        )
+        reference = frozenset(parts_of(question.reference_text))
+        golds = [words[page] for page in question.gold]
         overlaps = {
-            page: overlap(*known_words, page=words[page], weights=weights)
-            for page in pools[question.id]
+            page: _overlap(reference, golds, words[page], weights) for page in pools[question.id]
         }
         proposals[question.id] = _proposals(overlaps, cosines.get(question.id, {}), cfg)
     return proposals
 
 
-def overlap(
+def _overlap(
     reference: frozenset[str],
-    *gold: frozenset[str],
+    golds: Sequence[frozenset[str]],
     page: frozenset[str],
     weights: Mapping[str, float],
 ) -> float:
@@ -97,9 +94,8 @@ def overlap(
     It is the mean of two shares: of the reference's words, and of the words of the gold page with
     the greatest overlap.
     """
-    return (
-        _share(reference, page, weights) + max(_share(words, page, weights) for words in gold)
-    ) / 2
+    of_golds = max(_share(words, page, weights) for words in golds)
+    return (_share(reference, page, weights) + of_golds) / 2
 
 
 def _share(words: frozenset[str], page: frozenset[str], weights: Mapping[str, float]) -> float:

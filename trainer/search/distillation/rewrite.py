@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -161,8 +162,7 @@ async def _rewrite_all(
     done: Callable[[Mapping[str, Any], _RowOutcome], None],
 ) -> None:
     """Rewrite all rows in order, as many concurrently as calls are allowed."""
-    paid_answers = PaidAnswerCache(answers, f"rewrite {out.absolute()}")
-    try:
+    with closing(PaidAnswerCache(answers, f"rewrite {out.absolute()}")) as paid_answers:
         rewriter = Rewriter(cfg, paid_answers)
         try:
             await rewriter.chat.check()
@@ -173,8 +173,6 @@ async def _rewrite_all(
                 log.info("rewritten up to %s; %s", rows[-1]["id"], rewriter.spent())
         finally:
             await rewriter.chat.close()
-    finally:
-        paid_answers.close()
 
 
 async def _rewritten(

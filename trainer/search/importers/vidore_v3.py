@@ -73,10 +73,11 @@ class ViDoReV3(Importer):
                 self._num_rows += 1
                 self._add_page(row)
         gold, incomplete = self._gold()
+        columns = parquet_columns(self._files["queries"][0])
         queries = [
             row
             for file in self._files["queries"]
-            for row in parquet_rows(file, self._columns("queries"))
+            for row in parquet_rows(file, columns)
             if self.options.language in (None, row.cells["language"])
         ]
         if not queries:
@@ -111,9 +112,6 @@ class ViDoReV3(Importer):
         for file in files[SPLIT]:
             check_keys(parquet_columns(file), *_COLUMNS[name], str(file))
         return files[SPLIT]
-
-    def _columns(self, name: str) -> list[str]:
-        return parquet_columns(self._files[name][0])
 
     def _add_page(self, row: PublishedRow) -> None:
         position = row.position

@@ -51,12 +51,8 @@ def write_page(plan: LoopPlan) -> Path:
 
 def _pages(summary: RoundSummary, out: Path) -> dict[str, str]:
     """Return the path of each step's report relative to the page."""
-    paths = {}
-    for step in summary.steps:
-        path = summary.folder / step / "report.html"
-        if path.is_file():
-            paths[step] = os.path.relpath(path, out)
-    return paths
+    paths = {step: summary.folder / step / "report.html" for step in summary.steps}
+    return {step: os.path.relpath(path, out) for step, path in paths.items() if path.is_file()}
 
 
 def _charts(rounds: Sequence[RoundSummary]) -> list[str]:

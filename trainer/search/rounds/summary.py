@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
@@ -66,6 +66,7 @@ def summarize_round(
 ) -> RoundSummary:
     """Return the summary of a round, which may not have started. reward: of its training."""
     log = read_jsonl(folder / "train/log.jsonl")
+    evaluations = lines_by_set(read_jsonl(folder / "train/eval.jsonl"))
     rows: dict[str, tuple[int, int]] = {}
     reasons: dict[str, dict[str, int]] = {}
     for command in round_cfg.then:
@@ -80,20 +81,11 @@ def summarize_round(
         updates=len(log),
         episodes=sum(line["samples"] for line in log),
         reward=reward_words(reward),
-        held_out=_held_out(read_jsonl(folder / "train/eval.jsonl")),
+        held_out={name: (lines[0], lines[-1]) for name, lines in evaluations.items()},
         rows=rows,
         reasons=reasons,
         steps=read_steps(folder),
     )
-
-
-def _held_out(
-    lines: Sequence[Mapping[str, Any]],
-) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    sets: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
-    return {name: (rows[0], rows[-1]) for name, rows in sets.items()}
 
 
 def reward_words(reward: SearchRewardConfig) -> str:

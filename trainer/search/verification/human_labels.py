@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from scorekit.errors import UserError
 from scorekit.report.render import visible
@@ -80,16 +80,12 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
         if row_error:
             errors.append(f"row {number}: {visible(row_error)}")
         elif row_id is not None:
-            labels[row_id] = HumanLabel(_class(truth), cells.get(NOTE, "").strip())
+            labels[row_id] = HumanLabel(cast(TruthClass, truth), cells.get(NOTE, "").strip())
     if errors:
         listed = errors[:_SHOWN]
         listed += [f"and {len(errors) - _SHOWN} more"] if len(errors) > _SHOWN else []
         raise UserError(f"--decisions {path}: {len(errors)} rows cannot be used:", listed)
     return labels, hashlib.sha256(data).hexdigest()
-
-
-def _class(word: str) -> TruthClass:
-    return next(name for name in CLASSES if name == word)
 
 
 def _row_error(
