@@ -47,7 +47,6 @@ def rewrite(
 ) -> None:
     """Rewrite the thoughts of distilled rows with a model; their actions stay unchanged."""
     with options.configured(distilled) as cfg:
-        from trainer.search.curation.prior_decisions import read_decided
         from trainer.search.curation.reanswer import kept_answers
         from trainer.search.distillation.rewrite import (
             Distilled,
@@ -57,16 +56,14 @@ def rewrite(
         )
         from trainer.search.distillation.spool import RowSpool, kept_rows, write_sft_rows
 
-        decisions, digests = read_decided(
-            options.record or (), options.verified or (), options.exclude or ()
-        )
-        source = Distilled(distilled, decisions)
+        decided = options.prior_decisions(None)
+        source = Distilled(distilled, decided.record)
         if estimate:
             typer.echo("\n".join(estimated(source, cfg.rewrite)))
             return
         spool, answers = RowSpool(), kept_answers(cfg, options.out)
         curated = make_rewritten(source, cfg, answers, options.out, spool)
-        curated.inputs = {**curated.inputs, **digests}
+        curated.inputs = {**curated.inputs, **decided.inputs}
         rows = kept_rows(curated, spool, lambda row: source.read_image)
         options.write(curated, rewrite_page, (), partial(write_sft_rows, rows=rows))
         _print_longest(curated.manifest_extra["longest_row"])
