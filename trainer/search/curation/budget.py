@@ -125,26 +125,20 @@ def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
 
 def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: the budget of each kind of row, and equal budgets for comparison."""
-    rows: Counter[str] = Counter()
-    episodes: Counter[str] = Counter()
-    turns: Counter[str] = Counter()
-    budget_by_reason: dict[str, tuple[int, int]] = {}
-    for decision in result.decisions:
-        n_agent, max_turns = int(decision.stats["n_agent"]), int(decision.stats["max_turns"])
-        budget_by_reason[decision.reason] = (n_agent, max_turns)
-        rows[decision.reason] += 1
-        episodes[decision.reason] += n_agent
-        turns[decision.reason] += n_agent * max_turns
-    kinds = sorted(
-        budget_by_reason,
-        key=lambda name: (budget_by_reason[name][0] * budget_by_reason[name][1], name),
+    # All rows of a reason have the same budget.
+    rows = Counter(
+        (decision.reason, int(decision.stats["n_agent"]), int(decision.stats["max_turns"]))
+        for decision in result.decisions
     )
     table = [
-        [name, rows[name], *budget_by_reason[name], episodes[name], turns[name]] for name in kinds
+        [reason, count, n_agent, max_turns, count * n_agent, count * n_agent * max_turns]
+        for (reason, n_agent, max_turns), count in sorted(
+            rows.items(), key=lambda item: (item[0][1] * item[0][2], item[0][0])
+        )
     ]
     plans = [list(plan.values()) for plan in result.manifest_extra["plans"]]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
-    chart = chart_image("where the turns go", "turns at most", partial(_bars, kinds, turns))
+    chart = chart_image("where the turns go", "turns at most", partial(_bars, table))
     sections = [
         Section("Rows", [], head, table, [chart]),
         Section(
@@ -157,6 +151,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     return curation_page(result, "Budget", sections, prompts)
 
 
-def _bars(kinds: Sequence[str], turns: Mapping[str, int], axes: Any) -> int:
-    axes.barh(list(kinds), [turns[name] for name in kinds], color="C0")
-    return 1 if any(turns.values()) else 0
+def _bars(table: Sequence[Sequence[Any]], axes: Any) -> int:
+    turns = [row[-1] for row in table]
+    axes.barh([row[0] for row in table], turns, color="C0")
+    return 1 if any(turns) else 0

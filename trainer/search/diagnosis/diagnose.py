@@ -201,9 +201,7 @@ def _scatter(points: Mapping[tuple[Any, Any], int], cfg: DiagnoseConfig, axes: A
     max_count = max(points.values())
     coordinates = sorted(points)
     sizes = [12 + 188 * points[point] / max_count for point in coordinates]
-    axes.scatter(
-        [x for x, _ in coordinates], [y for _, y in coordinates], s=sizes, color="C0", alpha=0.6
-    )
+    axes.scatter(*zip(*coordinates, strict=True), s=sizes, color="C0", alpha=0.6)
     for point in coordinates:
         if points[point] > 1:
             axes.annotate(str(points[point]), point, fontsize=6, ha="center", va="center")

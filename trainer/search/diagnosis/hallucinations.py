@@ -202,7 +202,9 @@ def hallucinations_page(
         [name, total.get(name, 0), counts_by_reason[name], meaning]
         for name, meaning in KINDS.items()
     ]
-    sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
+    head = ["kind", "episodes", "prompts", ""]
+    sections = [Section("Right without gold evidence", [words], head, counts)]
+    head = ["question", "reference", "answer", "episode"]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
             [content.question, content.reference_text, item.answer, item.ref]
@@ -211,10 +213,6 @@ def hallucinations_page(
             if kinds[item.ref] == name
             for content in (prompts[question].question,)
         ]
-        head = ["question", "reference", "answer", "episode"]
         if rows:
             sections.append(Section(f"{name}: {meaning}", [], head, rows[:_ROWS]))
     return curation_page(result, "Hallucinations", sections, prompts)
-
-
-_HEAD = ["kind", "episodes", "prompts", ""]

@@ -18,6 +18,13 @@ from PIL import Image
 from scorekit.errors import UserError
 from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.spending import (
+    STORED_ARE_FREE,
+    format_totals,
+    max_usage,
+    planned_charges,
+)
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import RewriteConfig
@@ -30,12 +37,7 @@ from trainer.search.distillation.guarantees import (
     thought_breach,
     with_thought,
 )
-from trainer.search.distillation.rewriter import (
-    OriginalThought,
-    Rewriter,
-    estimated_calls,
-    thoughts_prompt,
-)
+from trainer.search.distillation.rewriter import NAME, OriginalThought, Rewriter, thoughts_prompt
 from trainer.search.distillation.spool import RowSpool
 from trainer.search.distillation.targets import has_tag, thoughts
 from trainer.search.images.views import ShownImage
@@ -324,14 +326,18 @@ def _image(png: bytes) -> ShownImage:
 
 
 def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
-    """Return lines about the max calls of rewriting, without a call."""
-    texts: list[str] = []
+    """Return lines about the max calls, tokens and cost of rewriting, without a call.
+
+    Stored answers cost nothing.
+    """
+    usages = []
     for row in distilled.rows():
         if _removed(row, distilled) is None:
-            originals = _thoughts_to_rewrite(row)
-            calls = in_groups(originals, cfg.messages_per_call)
-            texts += [thoughts_prompt(_question(row), call) for call in calls]
-    return estimated_calls(texts, cfg)
+            for call in in_groups(_thoughts_to_rewrite(row), cfg.messages_per_call):
+                text = thoughts_prompt(_question(row), call)
+                usages.append(max_usage(cfg.rewriter, estimated_words(cfg.rewriter.system, text)))
+    charges = planned_charges({NAME: usages}, {NAME: cfg.price})
+    return [f"at most: {format_totals(charges)}", STORED_ARE_FREE]
 
 
 def rewrite_page(curated: CurationResult, prompts: Mapping[str, Any]) -> str:

@@ -13,13 +13,7 @@ from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import MoneyConfig
 from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.paid_chat import CachedChat, PaidText
-from trainer.search.answer.spending import (
-    STORED_ARE_FREE,
-    SpendTracker,
-    format_totals,
-    max_usage,
-    planned_charges,
-)
+from trainer.search.answer.spending import SpendTracker, format_totals
 from trainer.search.curation.config_sections import RewriteConfig
 from trainer.search.curation.reanswer import object_schema
 
@@ -95,14 +89,3 @@ def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str
     if [entry["turn"] for entry in turns] != [entry.turn for entry in thoughts]:
         return {}
     return {entry["turn"]: entry["thought"] for entry in turns}
-
-
-def estimated_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
-    """Return lines about the max calls, tokens and cost, without a call.
-
-    calls: the texts to send. Stored answers cost nothing.
-    """
-    system = cfg.rewriter.system
-    usages = [max_usage(cfg.rewriter, estimated_words(system, text)) for text in calls]
-    charges = planned_charges({NAME: usages}, {NAME: cfg.price})
-    return [f"at most: {format_totals(charges)}", STORED_ARE_FREE]

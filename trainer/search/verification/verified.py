@@ -134,11 +134,12 @@ def verified_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt])
         f"compared by the judge; {cfg.k} answers each. The others were not asked about, or gave no "
         "verdict, and stay; their reasons stand below."
     )
+    note = "What the verifier quoted, looked for in the text layers of the pages."
     quotes = list(curated.manifest_extra["quotes"].items())
     sections = [
         Section("Classes", [words], ["class", "rows", "are"], counts),
         Section("Who agrees with whom", [], _HEAD, _agreements(curated.decisions)),
-        Section("Quotes", [_QUOTES], ["what is quoted is", "quotes"], quotes),
+        Section("Quotes", [note], ["what is quoted is", "quotes"], quotes),
         Section("By document", [], ["document", "rows", "dropped"], _documents(curated, prompts)),
     ]
     if people := curated.manifest_extra["people"]:
@@ -159,9 +160,6 @@ def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
     )
     most_first = sorted(counts_by_key.items(), key=lambda item: (-item[1], item[0]))
     return [[*key, count] for key, count in most_first]
-
-
-_QUOTES = "What the verifier quoted, looked for in the text layers of the pages."
 
 
 def _documents(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:
