@@ -114,9 +114,6 @@ def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
     return {key: total[key] for key in (CAUSES if name == "causes" else CORNERS) if total[key]}
 
 
-# -- the page -------------------------------------------------------------------------------------
-
-
 def diagnosis_page(
     result: CurationResult, prompts: Mapping[str, CuratedPrompt], clues: DiskSpool[EpisodeEvidence]
 ) -> str:

@@ -86,7 +86,10 @@ class SlideVQA(Importer):
                     self._write_row(row, pages)
                     step(1)
             return
-        root = self.options.images or _image_folder(self.options.source)
+        source = self.options.source
+        if self.options.images is None and source.is_file():
+            raise UserError(f"{source}: name the folder of its images with --images")
+        root = self.options.images or source / "images"
         for (split, deck), (urls, position) in self._decks.items():
             for page, url in enumerate(urls, 1):
                 path = _image_path(root, split, deck, url)
@@ -150,12 +153,6 @@ def _files(source: Path) -> dict[str, list[Path]]:
         if files := split_files(source / folder):
             return files
     return {}
-
-
-def _image_folder(source: Path) -> Path:
-    if source.is_file():
-        raise UserError(f"{source}: name the folder of its images with --images")
-    return source / "images"
 
 
 def _image_path(root: Path, split: str, deck: str, url: str) -> Path:

@@ -94,9 +94,9 @@ def _curve(
 
 def _funnel(rounds: Sequence[RoundSummary], axes: Any) -> int:
     bars = [
-        (f"{summary.name}: {command}", num_kept, rows)
+        (f"{summary.name}: {command}", counts["kept"], counts["rows"])
         for summary in rounds
-        for command, (num_kept, rows) in summary.rows.items()
+        for command, counts in summary.counts.items()
     ]
     if not bars:
         return 0

@@ -31,8 +31,8 @@ class RoundSummary:
     """The summary of a round.
 
     updates, episodes: of its training so far. reward: text of its formula. held_out: set -> (stats
-    before the training, stats of its last evaluation). rows: command -> (kept, total). reasons:
-    command -> counts of its manifest. steps: the started steps.
+    before the training, stats of its last evaluation). counts: command -> counts of its manifest.
+    steps: the started steps.
     """
 
     name: str
@@ -41,24 +41,8 @@ class RoundSummary:
     episodes: int
     reward: str
     held_out: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
-    rows: Mapping[str, tuple[int, int]]
-    reasons: Mapping[str, Mapping[str, int]]
+    counts: Mapping[str, Mapping[str, Any]]
     steps: Mapping[str, StepRecord]
-
-    @property
-    def hours(self) -> float:
-        """Return the hours of all steps."""
-        return sum(step.seconds for step in self.steps.values()) / 3600
-
-    @property
-    def calls(self) -> int:
-        """Return the calls of paid servers."""
-        return sum(step.calls for step in self.steps.values())
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of paid servers."""
-        return sum(step.tokens for step in self.steps.values())
 
 
 def summarize_round(
@@ -67,14 +51,11 @@ def summarize_round(
     """Return the summary of a round, which may not have started. reward: of its training."""
     log = read_jsonl(folder / "train/log.jsonl")
     evaluations = lines_by_set(read_jsonl(folder / "train/eval.jsonl"))
-    rows: dict[str, tuple[int, int]] = {}
-    reasons: dict[str, dict[str, int]] = {}
+    counts: dict[str, Any] = {}
     for command in round_cfg.then:
         path = folder / command / "manifest.json"
         if path.is_file():
-            counts = json.loads(path.read_text(encoding="utf-8"))["counts"]
-            rows[command] = counts["kept"], counts["rows"]
-            reasons[command] = counts["reasons"]
+            counts[command] = json.loads(path.read_text(encoding="utf-8"))["counts"]
     return RoundSummary(
         name=round_cfg.name,
         folder=folder,
@@ -82,8 +63,7 @@ def summarize_round(
         episodes=sum(line["samples"] for line in log),
         reward=reward_words(reward),
         held_out={name: (lines[0], lines[-1]) for name, lines in evaluations.items()},
-        rows=rows,
-        reasons=reasons,
+        counts=counts,
         steps=read_steps(folder),
     )
 
@@ -138,20 +118,18 @@ def rounds_table(
             lines.append([f"held out: {title}", *cells])
     for command in _COMMANDS:
         if any(command in summary.then for summary in cfg.rounds):
-            counts = [summary.rows.get(command) for summary in rounds]
-            cells = [
-                "–" if num_kept is None else f"{num_kept[0]} of {num_kept[1]}"
-                for num_kept in counts
-            ]
+            counts = [summary.counts.get(command) for summary in rounds]
+            cells = ["–" if of is None else f"{of['kept']} of {of['rows']}" for of in counts]
             lines.append([f"{command}: kept", *cells])
     if any("hallucinations" in summary.then for summary in cfg.rounds):
         for command in ("focus", "distill"):
             cells = [_left_out(summary, command) for summary in rounds]
             lines.append([f"{command}: left out for hallucinations", *cells])
+    steps = [summary.steps.values() for summary in rounds]
     lines += [
-        ["calls", *(f"{summary.calls:,}" for summary in rounds)],
-        ["tokens", *(f"{summary.tokens:,}" for summary in rounds)],
-        ["hours", *(f"{summary.hours:.3f}" for summary in rounds)],
+        ["calls", *(f"{sum(step.calls for step in group):,}" for group in steps)],
+        ["tokens", *(f"{sum(step.tokens for step in group):,}" for group in steps)],
+        ["hours", *(f"{sum(step.seconds for step in group) / 3600:.3f}" for group in steps)],
     ]
     return ["", *(summary.name for summary in rounds)], lines
 
@@ -164,9 +142,9 @@ def _left_out(summary: RoundSummary, command: str) -> str:
 
     A prompt that `distill` leaves out as a whole is one decision.
     """
-    if command not in summary.reasons:
+    if command not in summary.counts:
         return "–"
-    counts = summary.reasons[command].items()
+    counts = summary.counts[command]["reasons"].items()
     prefix = "dropped: hallucinations: "
     return str(sum(count for reason, count in counts if reason.startswith(prefix)))
 
