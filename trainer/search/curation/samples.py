@@ -55,9 +55,9 @@ class EpisodeSummary:
             return None if None in values else sum(part for part in values if part is not None) / 2
         return {"judge": self.judge, "ndcg": self.ndcg, "reward": self.reward}[measure]
 
-    def is_right(self, least: float) -> bool:
+    def is_right(self, min_score: float) -> bool:
         """Return whether the judge's score of its answer is at least this."""
-        return self.judge is not None and self.judge >= least
+        return self.judge is not None and self.judge >= min_score
 
     @property
     def ref(self) -> str:

@@ -119,7 +119,7 @@ def rounds_table(
     for command in _COMMANDS:
         if any(command in summary.then for summary in cfg.rounds):
             counts = [summary.counts.get(command) for summary in rounds]
-            cells = ["–" if of is None else f"{of['kept']} of {of['rows']}" for of in counts]
+            cells = ["–" if n is None else f"{n['kept']} of {n['rows']}" for n in counts]
             lines.append([f"{command}: kept", *cells])
     if any("hallucinations" in summary.then for summary in cfg.rounds):
         for command in ("focus", "distill"):

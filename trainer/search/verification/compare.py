@@ -122,15 +122,15 @@ async def verify_row(
     generated = [
         generator.answer(text, png_by_hash, sample=n) for n in range(times(generator.cfg, cfg.k))
     ]
-    given, results = await _all([_opinions(opinion_calls), _all(generated)])
+    raw_opinions, results = await _all([_opinions(opinion_calls), _all(generated)])
     answers = [item.text for item in results]
     page_texts = [text_of[name] for name in png_by_hash]
     opinions = [
         opinion and replace(opinion, quotes=tuple(check_quotes(opinion.evidence, page_texts)))
-        for opinion in given or ()
+        for opinion in raw_opinions or ()
     ]
     verified = Verified(tuple(opinions), tuple(answers))
-    if given is None:
+    if raw_opinions is None:
         return replace(verified, reason="the verifier did not answer")
     if any(item.text is None and item.charge == ApiUsage() for item in results):
         return replace(verified, reason="the generator did not answer")
