@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import chart_image
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
-from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.pages import Section, curation_page, means_chart
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 
 #: B: mastered. A: partly solved. 0: not solved. unscored: no episode has a value.
@@ -60,11 +58,6 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
     cfg = result.settings
     assert isinstance(cfg, BucketConfig)
     num_by_bucket = Counter(str(decision.stats["bucket"]) for decision in result.decisions)
-    means = [
-        decision.stats["mean"]
-        for decision in result.decisions
-        if decision.stats["mean"] is not None
-    ]
     words = (
         f"Mean {cfg.measure} of a prompt's episodes ({_COMBINED[cfg.combine]}). B: above "
         f"{cfg.mastered:g}; 0: below {cfg.unsolved:g}; A: between; unscored: no episode has one."
@@ -78,27 +71,11 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
         for name, bucket_counts in sorted(by_document.items(), key=lambda item: -item[1].total())
     ]
     label = f"mean {cfg.measure}"
-    chart = chart_image(f"prompts by {label}", label, partial(_bars, means, cfg))
+    chart = means_chart(result.decisions, "mean", label, cfg.unsolved, cfg.mastered)
+    more = len(documents) > _DOCUMENTS
+    note = [f"The {_DOCUMENTS} of {len(documents)} with the most prompts."] if more else []
     sections = [
         Section("Buckets", [words], ["bucket", "prompts"], counts, [chart]),
-        Section(
-            "By document",
-            _shortened_note(len(documents)),
-            ["document", "prompts", *BUCKETS],
-            documents[:_DOCUMENTS],
-        ),
+        Section("By document", note, ["document", "prompts", *BUCKETS], documents[:_DOCUMENTS]),
     ]
     return curation_page(result, "Buckets", sections, prompts)
-
-
-def _shortened_note(documents: int) -> list[str]:
-    more = documents > _DOCUMENTS
-    return [f"The {_DOCUMENTS} of {documents} with the most prompts."] if more else []
-
-
-def _bars(means: Sequence[float], cfg: BucketConfig, axes: Any) -> int:
-    axes.hist(means, bins=[step / 20 for step in range(21)], color="C0")
-    for bound in (cfg.unsolved, cfg.mastered):
-        axes.axvline(bound, color="C3", linewidth=1)
-    axes.set_ylabel("prompts")
-    return 1 if means else 0

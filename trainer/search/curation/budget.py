@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median_high
 from typing import Any
@@ -20,41 +20,40 @@ from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
-from trainer.sft.curation_record import CurationRecord
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
     """The size of a budget: rows, all their episodes, and max turns of all episodes."""
 
-    name: str
+    plan: str
     rows: int
     episodes: int
     turns: int
 
     def line(self) -> str:
         """Return the budget as a line of text."""
-        return f"{self.name}: {self.rows:,} rows, {self.episodes:,} episodes, {self.turns:,} turns"
+        return f"{self.plan}: {self.rows:,} rows, {self.episodes:,} episodes, {self.turns:,} turns"
 
 
 def make_budget(
     prompts: Sequence[CuratedPrompt],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
-    inputs: Mapping[str, str] | None = None,
-    record: CurationRecord | None = None,
+    decided: PriorDecisions,
 ) -> CurationResult:
     """Return the rows with their own `max_turns` and `n_agent`.
 
-    Mastered rows and rows that the record drops are dropped.
+    Mastered rows and rows that earlier decisions drop are dropped.
     """
     budget_cfg = cfg.budget
-    result = CurationResult("budget", budget_cfg, read, inputs or {})
+    result = CurationResult("budget", budget_cfg, read, decided.inputs)
     episodes = turns = 0
     for prompt in prompts:
         stats = _stats(prompt, budget_cfg)
-        dropped_by = record.dropped(prompt.question.id) if record else None
+        dropped_by = decided.record.dropped(prompt.question.id)
         is_mastered = bucket_of(prompt, cfg.buckets) == "B"
         is_dropped = is_mastered or dropped_by is not None
         deep, rare = stats["deep"], stats["rare"]
@@ -71,20 +70,14 @@ def make_budget(
             episodes, turns = episodes + n_agent, turns + n_agent * max_turns
             result.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
     rows = len(result.rows)
+    equal = f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these"
     plans = [
         BudgetPlan("this budget", rows, episodes, turns),
-        _equal(
-            f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these",
-            rows,
-            budget_cfg,
-        ),
+        _equal(equal, rows, budget_cfg),
         _equal("the same for the mastered ones, too", len(prompts), budget_cfg),
     ]
     extra: dict[str, Any] = {
-        "plans": [
-            {"plan": plan.name, "rows": plan.rows, "episodes": plan.episodes, "turns": plan.turns}
-            for plan in plans
-        ],
+        "plans": [asdict(plan) for plan in plans],
         "lines": [plan.line() for plan in plans],
     }
     if rows:
@@ -99,9 +92,8 @@ def make_budget(
 
 
 def _equal(name: str, rows: int, budget_cfg: BudgetConfig) -> BudgetPlan:
-    return BudgetPlan(
-        name, rows, rows * budget_cfg.n_agent, rows * budget_cfg.n_agent * budget_cfg.max_turns
-    )
+    episodes = rows * budget_cfg.n_agent
+    return BudgetPlan(name, rows, episodes, episodes * budget_cfg.max_turns)
 
 
 def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
@@ -133,29 +125,20 @@ def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
 
 def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: the budget of each kind of row, and equal budgets for comparison."""
-    rows: Counter[str] = Counter()
-    episodes: Counter[str] = Counter()
-    turns: Counter[str] = Counter()
-    budget_by_reason: dict[str, tuple[int, int]] = {}
-    for decision in result.decisions:
-        n_agent, max_turns = int(decision.stats["n_agent"]), int(decision.stats["max_turns"])
-        budget_by_reason[decision.reason] = (n_agent, max_turns)
-        rows[decision.reason] += 1
-        episodes[decision.reason] += n_agent
-        turns[decision.reason] += n_agent * max_turns
-    kinds = sorted(
-        budget_by_reason,
-        key=lambda name: (budget_by_reason[name][0] * budget_by_reason[name][1], name),
+    # All rows of a reason have the same budget.
+    rows = Counter(
+        (decision.reason, int(decision.stats["n_agent"]), int(decision.stats["max_turns"]))
+        for decision in result.decisions
     )
     table = [
-        [name, rows[name], *budget_by_reason[name], episodes[name], turns[name]] for name in kinds
+        [reason, count, n_agent, max_turns, count * n_agent, count * n_agent * max_turns]
+        for (reason, n_agent, max_turns), count in sorted(
+            rows.items(), key=lambda item: (item[0][1] * item[0][2], item[0][0])
+        )
     ]
-    plans = [
-        [plan["plan"], plan["rows"], plan["episodes"], plan["turns"]]
-        for plan in result.manifest_extra["plans"]
-    ]
+    plans = [list(plan.values()) for plan in result.manifest_extra["plans"]]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
-    chart = chart_image("where the turns go", "turns at most", partial(_bars, kinds, turns))
+    chart = chart_image("where the turns go", "turns at most", partial(_bars, table))
     sections = [
         Section("Rows", [], head, table, [chart]),
         Section(
@@ -168,6 +151,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     return curation_page(result, "Budget", sections, prompts)
 
 
-def _bars(kinds: Sequence[str], turns: Mapping[str, int], axes: Any) -> int:
-    axes.barh(list(kinds), [turns[name] for name in kinds], color="C0")
-    return 1 if any(turns.values()) else 0
+def _bars(table: Sequence[Sequence[Any]], axes: Any) -> int:
+    turns = [row[-1] for row in table]
+    axes.barh([row[0] for row in table], turns, color="C0")
+    return 1 if any(turns) else 0

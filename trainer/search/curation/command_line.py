@@ -110,17 +110,16 @@ class CurationOptions:
             yield cfg, *read_prompts(self.runs, cfg, visit)
 
     def prior_decisions(
-        self, prompts: Sequence[CuratedPrompt], buckets: Path | None = None
+        self, prompts: Sequence[CuratedPrompt] | None, buckets: Path | None = None
     ) -> PriorDecisions:
         """Return the decisions in the folders and files of the options.
 
-        buckets: folder of `search buckets`.
+        prompts: of the data; None: any. buckets: folder of `search buckets`.
         """
         from trainer.search.curation.prior_decisions import read_known
 
-        return read_known(
-            prompts, buckets, self.verified or (), self.exclude or (), self.record or ()
-        )
+        ids = None if prompts is None else {prompt.question.id for prompt in prompts}
+        return read_known(ids, buckets, self.verified or (), self.exclude or (), self.record or ())
 
     def write(
         self,
@@ -130,11 +129,7 @@ class CurationOptions:
         fill: Callable[[Path], None] | None = None,
         more: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Write a result and its page, and print the counts.
-
-        fill: writes the rows into the folder if they do not fit in memory. more: further files,
-        name -> content.
-        """
+        """Write a result and its page, and print the counts. fill, more: as in `write_curated`."""
         from trainer.search.curation.dataset import write_curated
 
         prompts_by_id = {prompt.question.id: prompt for prompt in prompts}

@@ -36,10 +36,8 @@ def focus(
         from trainer.search.curation.prior_decisions import only_kept
 
         decided = options.prior_decisions(prompts, buckets)
-        chosen, digests = only_kept(prompts, options.rows)
-        result = make_focus(chosen, read, cfg, decided)
-        result.inputs = {**result.inputs, **digests}
-        options.write(result, focus_page, chosen)
+        chosen, decided = only_kept(prompts, options.rows, decided)
+        options.write(make_focus(chosen, read, cfg, decided), focus_page, chosen)
 
 
 @curation_command(
@@ -52,8 +50,8 @@ def budget(options: CurationOptions) -> None:
         from trainer.search.curation.prior_decisions import only_kept
 
         decided = options.prior_decisions(prompts)
-        chosen, digests = only_kept(prompts, options.rows)
-        result = make_budget(chosen, read, cfg, {**decided.inputs, **digests}, decided.record)
+        chosen, decided = only_kept(prompts, options.rows, decided)
+        result = make_budget(chosen, read, cfg, decided)
         options.write(result, budget_page, chosen)
         for line in result.manifest_extra["lines"]:
             typer.echo(line)

@@ -12,7 +12,6 @@ OUT/
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from pydantic import BaseModel
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from trainer.search.curation.disk_spool import DiskSpool, in_groups
-from trainer.search.curation.samples import CuratedPrompt, CuratedRun
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, digest_of
 from trainer.search.data import gold_pages
 from trainer.search.records import Question
 from trainer.sft.curation_record import FILE, CurationRecord, RecordEntry, Verdict
@@ -210,8 +209,7 @@ def _cell(value: Any) -> Any:
 
 def decisions_digest(folder: Path) -> str:
     """Return the SHA-256 of a command's decisions.jsonl."""
-    with (folder / "decisions.jsonl").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(folder / "decisions.jsonl")
 
 
 def read_decisions(

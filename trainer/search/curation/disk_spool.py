@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -20,11 +21,12 @@ class DiskSpool(Generic[T]):
 
     They are stored as JSON in the folder for temporary files (TMPDIR) until the process ends; at
     most 2 MB are in memory. A tuple in them becomes a list. kind: a dataclass with JSON fields, or
-    a JSON type. Raises UserError if the disk is full.
+    a JSON type. compressed: of long records. Raises UserError if the disk is full.
     """
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: type[T], *, compressed: bool = False) -> None:
         self._kind, self._has_fields, self._count = kind, is_dataclass(kind), 0
+        self._compressed = compressed
         self._db = sqlite3.connect("", isolation_level=None)
         self._db.execute("PRAGMA journal_mode = OFF")
         self._db.execute("CREATE TABLE things (key TEXT, line TEXT)")
@@ -32,8 +34,9 @@ class DiskSpool(Generic[T]):
 
     def append(self, record: T, key: str | None = None) -> None:
         """Add a record at the end."""
-        line = json.dumps(record, default=_values)
-        with disk_full_as_user_error():
+        text = json.dumps(record, default=_values)
+        line = zlib.compress(text.encode(), 1) if self._compressed else text
+        with _disk_full_as_user_error():
             self._db.execute("INSERT INTO things VALUES (?, ?)", (key, line))
         self._count += 1
 
@@ -59,9 +62,9 @@ class DiskSpool(Generic[T]):
         return self._count
 
     def _select(self, which: str, *values: str) -> Iterator[T]:
-        with disk_full_as_user_error():
+        with _disk_full_as_user_error():
             for (line,) in self._db.execute(f"SELECT line FROM things {which}", values):
-                record = json.loads(line)
+                record = json.loads(zlib.decompress(line) if self._compressed else line)
                 yield self._kind(*record) if self._has_fields else record
 
 
@@ -71,11 +74,11 @@ def _values(record: Any) -> list[Any]:
 
 
 @contextmanager
-def disk_full_as_user_error() -> Iterator[None]:
+def _disk_full_as_user_error() -> Iterator[None]:
     """Raise a UserError if temporary files fail because the disk is full."""
     try:
         yield
-    except (sqlite3.OperationalError, OSError) as error:
+    except sqlite3.OperationalError as error:
         raise UserError(
             f"no space for temporary files ({error}). Name another folder with TMPDIR=FOLDER."
         ) from None

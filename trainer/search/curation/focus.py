@@ -14,7 +14,7 @@ from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
 from trainer.search.curation.config_sections import Rule
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
-from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.pages import Section, curation_page, means_chart
 from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 from trainer.sft.curation_record import EXCLUDE, VERIFY, CurationRecord
@@ -88,7 +88,7 @@ def make_focus(
             {
                 "stage": name,
                 "rows": bucket_counts.total(),
-                **{focus_cfg: bucket_counts[focus_cfg] for focus_cfg in BUCKETS},
+                **{bucket: bucket_counts[bucket] for bucket in BUCKETS},
             }
             for name, bucket_counts in stages.items()
         ],
@@ -193,11 +193,10 @@ def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> 
     ]
     key = "last_mean" if "last_round" in focus_cfg.take else "mean"
     border = focus_cfg.last_round if "last_round" in focus_cfg.take else focus_cfg.hard_a
-    cut = [decision.stats[key] for decision in result.decisions if decision.stats[key] is not None]
     label = f"mean {focus_cfg.measure}" + (" in the last round" if key == "last_mean" else "")
     charts = [
         chart_image("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
-        chart_image(f"prompts by {label}", label, partial(_cut, cut, border)),
+        means_chart(result.decisions, key, label, border),
     ]
     sections = [
         Section("Funnel", [], ["stage", "rows", *BUCKETS], table, charts),
@@ -220,10 +219,3 @@ def _bars(funnel: Sequence[Mapping[str, Any]], axes: Any) -> int:
     axes.set_xlim(0, max(starts, default=1) * 1.18 or 1)
     axes.invert_yaxis()
     return len(present)
-
-
-def _cut(means: Sequence[float], bound: float, axes: Any) -> int:
-    axes.hist(means, bins=[step / 20 for step in range(21)], color="C0")
-    axes.axvline(bound, color="C3", linewidth=1)
-    axes.set_ylabel("prompts")
-    return 1 if means else 0

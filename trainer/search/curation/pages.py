@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scorekit.report.page import render_html
+from scorekit.report.page import chart_image, render_html
 from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 
@@ -45,6 +45,20 @@ def curation_page(
         cell=as_cell,
         is_number=_is_number,
     )
+
+
+def means_chart(decisions: Iterable[Decision], key: str, label: str, *bounds: float) -> str | None:
+    """Return a histogram of the means that decisions have under a key, with lines at the bounds."""
+    means = [value for decision in decisions if (value := decision.stats[key]) is not None]
+
+    def draw(axes: Any) -> int:
+        axes.hist(means, bins=[step / 20 for step in range(21)], color="C0")
+        for bound in bounds:
+            axes.axvline(bound, color="C3", linewidth=1)
+        axes.set_ylabel("prompts")
+        return 1 if means else 0
+
+    return chart_image(f"prompts by {label}", label, draw)
 
 
 def as_cell(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scorekit.errors import UserError
@@ -15,7 +15,7 @@ from trainer.search.curation.dataset import (
     entries_of,
     read_decisions,
 )
-from trainer.search.curation.samples import CuratedPrompt
+from trainer.search.curation.samples import CuratedPrompt, digest_of
 from trainer.sft.curation_record import (
     EXCLUDE,
     FILE,
@@ -41,55 +41,38 @@ class PriorDecisions:
 
 
 def read_known(
-    prompts: Sequence[CuratedPrompt],
-    buckets: Path | None = None,
-    verified: Sequence[Path] = (),
-    excluded: Sequence[Path] = (),
-    records: Sequence[Path] = (),
+    ids: set[str] | None,
+    buckets: Path | None,
+    verified: Sequence[Path],
+    excluded: Sequence[Path],
+    records: Sequence[Path],
 ) -> PriorDecisions:
-    """Return the decisions in folders and files.
+    """Return the decisions in folders and files. A later one overrules an earlier one of a command.
 
-    Raises UserError if one is of another command or of other data.
-
-    buckets, verified: folders of these commands. excluded: files, see `_excluded`. records: see
-    `read_decided`. A later one overrules an earlier one of the same command.
+    ids: of the data; None: any. buckets: folder of `buckets`. verified: folders of `verify`, of
+    which only its own decisions count. excluded: files, see `_excluded`. records: folders of
+    `diagnose`, `hallucinations` or `verify`, or their record.jsonl; a folder that an earlier
+    version wrote has none, and is read by its decisions. Raises UserError if one is of another
+    command or of other data.
     """
-    ids = {prompt.question.id for prompt in prompts}
+    record = CurationRecord()
     inputs: dict[str, str] = {}
     sorted_into: dict[str, str] | None = None
     if buckets is not None:
         _, lines = read_decisions(buckets, "buckets")
         sorted_into = {row["id"]: str(row.get("bucket")) for row in lines}
-        if missing := sorted(ids - sorted_into.keys()):
+        if missing := sorted((ids or set()) - sorted_into.keys()):
             raise UserError(
                 f"{buckets}: has no bucket of {len(missing)} rows ({missing[0]} first). It was "
                 "made from other data."
             )
         inputs[str(buckets)] = decisions_digest(buckets)
-    record, digests = read_decided(records, verified, excluded, ids)
-    return PriorDecisions(sorted_into, record, inputs | digests)
-
-
-def read_decided(
-    records: Sequence[Path],
-    verified: Sequence[Path] = (),
-    excluded: Sequence[Path] = (),
-    ids: set[str] | None = None,
-) -> tuple[CurationRecord, dict[str, str]]:
-    """Return one record of all decisions, and path -> digest. Raises UserError.
-
-    records: folders of `diagnose`, `hallucinations` or `verify`, or their record.jsonl; a folder
-    that an earlier version wrote has none, and is read by its decisions. verified: folders of
-    `verify`, of which only its own decisions count. excluded: files, see `_excluded`. ids: of the
-    data; None: any.
-    """
-    record, inputs = CurationRecord(), {}
     for path in records:
         if path.is_file() or (path / FILE).is_file():
             entries = list(read_record(path))
-            inputs[str(path)] = _digest(path if path.is_file() else path / FILE)
+            inputs[str(path)] = digest_of(path if path.is_file() else path / FILE)
         else:
-            entries = _decided(path, None)
+            entries = _decided(path)
             inputs[str(path)] = decisions_digest(path)
         _check_known(path, {entry.question_id for entry in entries}, ids)
         record.update(entries)
@@ -103,12 +86,12 @@ def read_decided(
         named, inputs[str(path)] = _excluded(path)
         _check_known(path, named, ids)
         record.update(RecordEntry(id, EXCLUDE, "drop", reason) for id, reason in named.items())
-    return record, inputs
+    return PriorDecisions(sorted_into, record, inputs)
 
 
-def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
+def _decided(folder: Path) -> list[RecordEntry]:
     """Return the entries of a folder without a record.jsonl."""
-    manifest, lines = read_decisions(folder, command)
+    manifest, lines = read_decisions(folder, None)
     name = str(manifest["command"])
     if name not in DECIDE:
         raise UserError(
@@ -119,11 +102,14 @@ def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
 
 
 def only_kept(
-    prompts: Sequence[CuratedPrompt], folder: Path | None
-) -> tuple[list[CuratedPrompt], dict[str, str]]:
-    """Return (prompts whose rows a command kept, path -> digest). folder: None: all prompts."""
+    prompts: Sequence[CuratedPrompt], folder: Path | None, decided: PriorDecisions
+) -> tuple[list[CuratedPrompt], PriorDecisions]:
+    """Return the prompts whose rows a command kept, and the decisions with its folder as an input.
+
+    folder: None: all prompts.
+    """
     if folder is None:
-        return list(prompts), {}
+        return list(prompts), decided
     _, lines = read_decisions(folder, None)
     ids = {row["id"] for row in lines if row["kept"]}
     chosen = [prompt for prompt in prompts if prompt.question.id in ids]
@@ -132,7 +118,8 @@ def only_kept(
         raise UserError(
             f"{folder}: {len(missing)} of its rows are not in the data ({missing[0]} first)"
         )
-    return chosen, {str(folder): decisions_digest(folder)}
+    inputs = {**decided.inputs, str(folder): decisions_digest(folder)}
+    return chosen, replace(decided, inputs=inputs)
 
 
 def _excluded(path: Path) -> tuple[dict[str, str], str]:
@@ -145,10 +132,6 @@ def _excluded(path: Path) -> tuple[dict[str, str], str]:
     parts = (line.partition("\t") for line in lines if line.strip() and line[0] != "#")
     named = {id.strip(): reason.strip() for id, _, reason in parts}
     return named, hashlib.sha256(content).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _check_known(path: Path, named: Iterable[str], ids: set[str] | None) -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from scorekit.config import Config, load_config
-from scorekit.errors import UserError
+from scorekit.config import Config
 from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
@@ -30,9 +29,10 @@ from trainer.search.answer.spending import (
     max_usage,
     planned_charges,
 )
-from trainer.search.config import RetrieverConfig, SearchConfig
+from trainer.search.config import RetrieverConfig
 from trainer.search.curation.config import CurationConfig
-from trainer.search.records import ApiUsage
+from trainer.search.curation.samples import run_config
+from trainer.search.records import ApiUsage, Question
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,14 +68,6 @@ class AnswerSampler:
     ) -> None:
         self.generator, self.judging, self.chats = generator, judging, chats
 
-    async def answers(
-        self, question: str, pngs: Sequence[bytes], times: int = 1
-    ) -> list[str | None]:
-        """Return `times` independent answers from images; None for a failed one."""
-        png_by_hash = {hashlib.sha256(png).hexdigest(): png for png in pngs}
-        samples = (self.generator.answer(question, png_by_hash, sample=n) for n in range(times))
-        return [answer.text for answer in await asyncio.gather(*samples)]
-
     async def score(
         self, question: str, answer: str | None, references: Sequence[str]
     ) -> float | None:
@@ -88,12 +80,13 @@ class AnswerSampler:
         judged = await self.judging.correctness(question, answer, references)
         return judged.score
 
-    async def tried(
-        self, question: str, references: Sequence[str], pngs: Sequence[bytes], times: int = 1
-    ) -> AnswerTrials:
-        """Return answers from images, and the judge's scores against the right answers."""
-        answers = await self.answers(question, pngs, times)
-        scores = [self.score(question, answer, references) for answer in answers]
+    async def tried(self, question: Question, pngs: Sequence[bytes], times: int) -> AnswerTrials:
+        """Return `times` independent answers from images, and the judge's scores of them."""
+        png_by_hash = {hashlib.sha256(png).hexdigest(): png for png in pngs}
+        text = question.question
+        samples = (self.generator.answer(text, png_by_hash, sample=n) for n in range(times))
+        answers = [answer.text for answer in await asyncio.gather(*samples)]
+        scores = [self.score(text, answer, question.reference_answers) for answer in answers]
         return AnswerTrials(tuple(answers), tuple(await asyncio.gather(*scores)))
 
 
@@ -155,10 +148,9 @@ async def _ask_all(
 class PlannedCalls:
     """The planned calls of generator and judge for a question, for an estimate."""
 
-    question: str
-    reference: str
+    question: Question
     num_images: int
-    times: int = 1
+    times: int
 
 
 def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> list[str]:
@@ -168,12 +160,23 @@ def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> li
     """
     calls: dict[str, list[ApiUsage]] = {"generator": [], "judge": []}
     for item in planned:
-        words = estimated_words(cfg.generator.system, item.question)
+        question, reference = item.question.question, item.question.reference_text
+        words = estimated_words(cfg.generator.system, question)
         calls["generator"].append(max_usage(cfg.generator, words, item.num_images, item.times))
-        texts = item.question, item.reference, item.reference
-        calls["judge"] += [max_verdict_usage(texts, 0, cfg.judge)] * item.times
+        verdict = max_verdict_usage((question, reference, reference), 0, cfg.judge)
+        calls["judge"] += [verdict] * item.times
     prices = {"generator": cfg.money.generator, "judge": cfg.money.judge}
     return [f"at most: {format_totals(planned_charges(calls, prices))}", STORED_ARE_FREE]
+
+
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """Return the JSON schema of an object that has all of these properties and no other."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def kept_answers(cfg: CurationConfig, out: Path) -> Path:
@@ -188,12 +191,7 @@ def servers(runs: Sequence[Path], cfg: CurationConfig) -> tuple[AnsweringConfig,
     """
     if not runs:
         return cfg.answering, cfg.retriever
-    path = runs[-1] / "config.yaml"
-    if not path.is_file():
-        raise UserError(
-            f"{path}: does not exist, but names the generator and judge of the last run"
-        )
-    run = load_config(SearchConfig, path)
+    run = run_config(runs[-1], ", but names the generator and judge of the last run")
     return _over(run.answering, cfg.answering), _over(run.retriever, cfg.retriever)
 
 

@@ -7,7 +7,6 @@ the summaries of the current question are in memory.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,13 @@ from typing import Any
 
 from scorekit.config import load_config
 from scorekit.errors import UserError
+from trainer.runs.stats import mean_of as mean
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import Combine, Measure
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.data import load_questions
-from trainer.search.records import SUCCESS, Question, Trajectory
+from trainer.search.records import Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
@@ -30,8 +30,7 @@ class EpisodeSummary:
 
     order: index of its run. name: of the run. judge, ndcg, reward: None without a value. seen:
     whether a page with the fact was visible. rank: the best rank of such a page among all hits;
-    None: it was in none. turns, searches, crops, invalid: counts of the policy's turns. answered:
-    whether there is an answer.
+    None: it was in none. turns, searches, crops, invalid: counts of the policy's turns.
     """
 
     order: int
@@ -48,7 +47,6 @@ class EpisodeSummary:
     searches: int
     crops: int
     invalid: int
-    answered: bool
 
     def value(self, measure: Measure) -> float | None:
         """Return the value by a measure; None, never 0, if it is missing."""
@@ -57,10 +55,9 @@ class EpisodeSummary:
             return None if None in values else sum(part for part in values if part is not None) / 2
         return {"judge": self.judge, "ndcg": self.ndcg, "reward": self.reward}[measure]
 
-    @property
-    def success(self) -> bool:
-        """Return whether its answer was judged right."""
-        return self.judge is not None and self.judge >= SUCCESS
+    def is_right(self, min_score: float) -> bool:
+        """Return whether the judge's score of its answer is at least this."""
+        return self.judge is not None and self.judge >= min_score
 
     @property
     def ref(self) -> str:
@@ -105,8 +102,7 @@ def of_same_part(
 def mean_of(samples: Iterable[EpisodeSummary], measure: Measure) -> float | None:
     """Return the mean of the values; None without a value."""
     values = [sample.value(measure) for sample in samples]
-    present = [value for value in values if value is not None]
-    return math.fsum(present) / len(present) if present else None
+    return mean([value for value in values if value is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +140,19 @@ def read_prompts(
     return list(prompts.values()), read
 
 
+def run_config(folder: Path, if_missing: str) -> SearchConfig:
+    """Return the config of a run. if_missing: end of the UserError's sentence if it has none."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise UserError(f"{path}: does not exist{if_missing}")
+    return load_config(SearchConfig, path)
+
+
 def _questions(last: Sequence[Path], data: Any) -> list[Question]:
     """Return the questions of `data.train`, else of the last run's config."""
     if data.train is None:
         (run,) = last
-        path = run / "config.yaml"
-        if not path.is_file():
-            raise UserError(f"{path}: does not exist. Name the questions (--set data.train=FILE).")
-        data = load_config(SearchConfig, path).data
+        data = run_config(run, ". Name the questions (--set data.train=FILE).").data
         if data.train is None:
             raise UserError(
                 f"{run}: its config has no data.train. Set it with --set data.train=FILE."
@@ -180,7 +181,7 @@ def _read_run(
             f"{folder}: {unknown} of {count} episodes are of questions that are not in the "
             "data. Name all questions of the runs (--set data.train=...)."
         )
-    return CuratedRun(folder, store.run, count, _digest(folder / FOLDER, store.steps()))
+    return CuratedRun(folder, store.run, count, _digest(store))
 
 
 def _same(expected: Question, actual: Question, folder: Path) -> None:
@@ -213,7 +214,6 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> EpisodeSummary:
         searches=actions.count("search"),
         crops=actions.count("crop"),
         invalid=actions.count("invalid"),
-        answered=trajectory.answer is not None and trajectory.answer.status == "ok",
     )
 
 
@@ -246,10 +246,14 @@ def has_evidence(trajectory: Trajectory) -> bool:
     return bool(pages) and all(covered_facts(trajectory.question, pages))
 
 
-def _digest(folder: Path, steps: Sequence[int]) -> str:
+def _digest(store: TrajectoryStore) -> str:
     digest = hashlib.sha256()
-    for step in steps:
-        name = f"step-{step:06d}.jsonl.gz"
-        with (folder / name).open("rb") as file:
-            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    for path in map(store.step_path, store.steps()):
+        digest.update(f"{path.name} {digest_of(path)}\n".encode())
     return digest.hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -73,8 +73,7 @@ async def confirm(
 
     async def tried(pages: Sequence[str]) -> AnswerTrials:
         pngs = await asyncio.gather(*(load_image(page) for page in pages))
-        question_text, references = question.question, question.reference_answers
-        return await asking.tried(question_text, references, pngs, cfg.times)
+        return await asking.tried(question, pngs, cfg.times)
 
     share = (await tried(question.gold)).share(cfg.right)
     if share is None or share < cfg.share:
@@ -113,10 +112,7 @@ def max_requests(questions: Sequence[Question], cfg: AlternativesConfig) -> list
         if question.gold and question.reference_answer:
             golds = len(question.gold)
             image_counts = [golds, *([golds] * max_pages + [golds - 1] * cfg.control) * golds]
-            planned += [
-                PlannedCalls(question.question, question.reference_text, n, cfg.times)
-                for n in image_counts
-            ]
+            planned += [PlannedCalls(question, n, cfg.times) for n in image_counts]
     return planned
 
 
@@ -182,7 +178,8 @@ def alternatives_page(
             decision, question = proposal_by_page[page], prompts[name].question
             texts = [question.question, question.reference_text, answer, gold, page]
             rows.append([*texts, decision.overlap, decision.cosine])
-    sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in _names(by)]
+    proposers = sorted({name for name, _ in by})
+    sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in proposers]
     head = ["question", "reference", "answer", "gold page", "the same on", "overlap", "cosine"]
     words = f"{len(rows)} pairs of a gold page and another that carries its fact."
     sections = [
@@ -191,7 +188,3 @@ def alternatives_page(
         Section("The same fact elsewhere", [words], head, rows[:_ROWS]),
     ]
     return curation_page(curated, "Alternatives", sections, prompts)
-
-
-def _names(by: Mapping[tuple[str, bool], int]) -> list[str]:
-    return sorted({name for name, _ in by})

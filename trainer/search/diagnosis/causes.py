@@ -16,6 +16,7 @@ from trainer.search.curation.samples import (
     carriers,
     of_same_part,
 )
+from trainer.search.data import documents
 from trainer.search.diagnosis.answers import flat, parts_of
 from trainer.search.records import Question, Trajectory
 
@@ -80,19 +81,18 @@ class EpisodeEvidence:
 
 
 def episode_evidence(trajectory: Trajectory) -> EpisodeEvidence:
-    """Return the clue of an episode."""
+    """Return the evidence of an episode."""
     question, page_ids, answer = trajectory.question, set(trajectory.shown_pages), trajectory.answer
     facts = [{gold, *question.alternatives.get(gold, ())} for gold in question.gold]
     missing = {page for fact in facts if fact.isdisjoint(page_ids) for page in fact}
     hits = {hit.page_id for turn in trajectory.turns for hit in turn.hits}
-    documents = {gold.rpartition("_")[0] for gold in question.gold}
     images = ",".join(answer.evidence) if answer is not None else ""
     return EpisodeEvidence(
         answer=answer.text if answer is not None else None,
         asked_from=images or trajectory.trajectory_id,
         has_all_gold=bool(page_ids) and not missing,
         hit=not missing.isdisjoint(hits),
-        document=any(page.rpartition("_")[0] in documents for page in page_ids),
+        document=any(page.rpartition("_")[0] in documents(question) for page in page_ids),
     )
 
 
@@ -124,9 +124,7 @@ def suspicion(
     answers = [
         (sample, flat(text)) for sample in samples if (text := clues[sample.ref].answer) is not None
     ]
-    right = {
-        text for sample, text in answers if sample.judge is not None and sample.judge >= cfg.right
-    }
+    right = {text for sample, text in answers if sample.is_right(cfg.right)}
     right |= {flat(answer) for answer in question.reference_answers}
     # Equal images share one call of the generator, so they count as one answer.
     answer_by_images = {
@@ -221,8 +219,7 @@ def main_cause(causes: Counter[Cause]) -> Cause:
 
     Unspecific causes count only if there is no other; without an episode it is `unscored`.
     """
-    order = list(CAUSES)
-    specific = [cause for cause in causes if cause not in _UNSPECIFIC]
+    specific = [cause for cause in CAUSES if causes[cause] and cause not in _UNSPECIFIC]
     if not specific:
         return "right" if causes["right"] else "unscored"
-    return min(specific, key=lambda cause: (-causes[cause], order.index(cause)))
+    return max(specific, key=lambda cause: causes[cause])

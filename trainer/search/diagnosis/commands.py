@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -29,13 +30,8 @@ def diagnose(options: CurationOptions) -> None:
         from trainer.search.diagnosis.diagnose import diagnosis_page, make_diagnosis
 
         decided = options.prior_decisions(prompts)
-        result = make_diagnosis(prompts, read, cfg, clues, decided.record)
-        result.inputs = decided.inputs
-        options.write(
-            result,
-            lambda result, prompts_by_id: diagnosis_page(result, prompts_by_id, clues),
-            prompts,
-        )
+        result = make_diagnosis(prompts, read, cfg, clues, decided)
+        options.write(result, partial(diagnosis_page, clues=clues), prompts)
 
 
 @curation_command("out", "some_runs", "config", "set_", "estimate", "overwrite")
@@ -59,17 +55,10 @@ def alternatives(options: CurationOptions) -> None:
             planned = max_requests(questions, cfg.alternatives)
             typer.echo("\n".join(estimated_usage(planned, answering)))
             return
-        confirmed = confirm_all(questions, answering, retriever, cfg, options.out)
-        result = make_alternatives(
-            prompts, read, cfg, confirmed.proposals, confirmed.results, confirmed.manifest_extra
-        )
-        options.write(
-            result,
-            lambda result, prompts_by_id: alternatives_page(
-                result, prompts_by_id, confirmed.proposals, confirmed.results
-            ),
-            prompts,
-        )
+        proposals, results, extra = confirm_all(questions, answering, retriever, cfg, options.out)
+        result = make_alternatives(prompts, read, cfg, proposals, results, extra)
+        page = partial(alternatives_page, proposals=proposals, results=results)
+        options.write(result, page, prompts)
 
 
 @curation_command("run", "out", "record", "config", "set_", "estimate", "overwrite")
@@ -103,12 +92,6 @@ def hallucinations(options: CurationOptions) -> None:
             typer.echo("\n".join(estimated_usage(planned, answering)))
             return
         kinds = kinds_of(questions, suspects, options.runs, answering, cfg, options.out)
-        result = make_hallucinations(prompts, read, cfg, suspects, kinds, decided.record)
-        result.inputs = decided.inputs
-        options.write(
-            result,
-            lambda result, prompts_by_id: hallucinations_page(
-                result, prompts_by_id, suspects, kinds
-            ),
-            prompts,
-        )
+        result = make_hallucinations(prompts, read, cfg, suspects, kinds, decided)
+        page = partial(hallucinations_page, suspects=suspects, kinds=kinds)
+        options.write(result, page, prompts)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config import RetrieverConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import AlternativesConfig, Kind
-from trainer.search.curation.reanswer import AnswerSampler, ask_all, kept_answers
+from trainer.search.curation.reanswer import ask_all, kept_answers
 from trainer.search.diagnosis.alternatives import Confirmed, confirm
 from trainer.search.diagnosis.hallucinations import Suspect, kind_of
 from trainer.search.diagnosis.proposals import Embed, Proposal, propose
@@ -25,23 +25,18 @@ from trainer.search.records import Question
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmedResults:
-    """The results by question id. manifest_extra: the index, generator and embedder."""
-
-    proposals: Mapping[str, Sequence[Proposal]]
-    results: Mapping[str, Confirmed]
-    manifest_extra: Mapping[str, Any]
-
-
 def confirm_all(
     questions: Sequence[Question],
     answering: AnsweringConfig,
     pages: RetrieverConfig,
     cfg: CurationConfig,
     out: Path,
-) -> ConfirmedResults:
-    """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable."""
+) -> tuple[dict[str, list[Proposal]], dict[str, Confirmed], dict[str, Any]]:
+    """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable.
+
+    Returns the proposals and the results by question id, and for the manifest the index, generator
+    and embedder.
+    """
     alternatives_cfg, max_pixels = cfg.alternatives, answering.generator.max_pixels
     retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
     with retriever, _embedder(alternatives_cfg) as (embed, model):
@@ -53,16 +48,20 @@ def confirm_all(
                 lambda: page_within(retriever.image(page_id), max_pixels)
             )
 
-        def job(question: Question) -> Callable[[AnswerSampler], Awaitable[Confirmed]]:
-            return lambda asking: confirm(
-                asking, question, proposals.get(question.id, ()), load_image, alternatives_cfg
+        jobs = [
+            partial(
+                confirm,
+                question=question,
+                proposals=proposals.get(question.id, ()),
+                load_image=load_image,
+                cfg=alternatives_cfg,
             )
-
-        jobs = [job(question) for question in questions]
+            for question in questions
+        ]
         results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.name}", jobs)
     extra = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
     by_id = {question.id: result for question, result in zip(questions, results, strict=True)}
-    return ConfirmedResults(proposals, by_id, extra)
+    return proposals, by_id, extra
 
 
 @contextmanager
@@ -97,12 +96,16 @@ def kinds_of(
     async def load_image(order: int, sha256: str) -> bytes:
         return await asyncio.to_thread(stores[order].read_image, sha256)
 
-    def job(name: str, suspect: Suspect) -> Callable[[AnswerSampler], Awaitable[Kind]]:
-        return lambda asking: kind_of(
-            asking, questions[name], suspect, load_image, cfg.hallucinations
-        )
-
     named_suspects = [(name, suspect) for name in questions for suspect in suspects.get(name, ())]
-    jobs = [job(name, suspect) for name, suspect in named_suspects]
+    jobs = [
+        partial(
+            kind_of,
+            question=questions[name],
+            suspect=suspect,
+            load_image=load_image,
+            cfg=cfg.hallucinations,
+        )
+        for name, suspect in named_suspects
+    ]
     kinds = ask_all(answering, kept_answers(cfg, out), f"hallucinations {out.name}", jobs)
     return {suspect.ref: kind for (_, suspect), kind in zip(named_suspects, kinds, strict=True)}

@@ -14,6 +14,7 @@ from trainer.search.curation.config_sections import DiagnoseConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, EpisodeSummary
 from trainer.search.diagnosis.causes import (
     CAUSES,
@@ -23,7 +24,7 @@ from trainer.search.diagnosis.causes import (
     main_cause,
     suspicion,
 )
-from trainer.sft.curation_record import VERIFY, CurationRecord
+from trainer.sft.curation_record import VERIFY
 
 Corner = Literal["found_right", "found_wrong", "missed_right", "missed_wrong"]
 CORNERS: Final[Mapping[Corner, str]] = {
@@ -51,16 +52,16 @@ def make_diagnosis(
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     clues: DiskSpool[EpisodeEvidence],
-    record: CurationRecord | None = None,
+    decided: PriorDecisions,
 ) -> CurationResult:
     """Return all prompts; those with a low score, or without one, have a cause.
 
-    clues: of every episode, by its `EpisodeSummary.ref`. record: earlier decisions: a reference
-    that `verify` confirmed is not suspected again.
+    clues: of every episode, by its `EpisodeSummary.ref`. decided: a reference that `verify`
+    confirmed is not suspected again.
     """
-    result = CurationResult("diagnose", cfg.diagnose, read, record=record or CurationRecord())
+    result = CurationResult("diagnose", cfg.diagnose, read, decided.inputs, record=decided.record)
     for prompt in prompts:
-        verified = result.record.question(prompt.question.id, VERIFY) if result.record else None
+        verified = decided.record.question(prompt.question.id, VERIFY)
         is_confirmed = verified is not None and verified.verdict == "keep"
         decision = _decide(prompt, clues, cfg.diagnose, is_confirmed)
         result.decisions.append(decision)
@@ -85,10 +86,8 @@ def _decide(
         sample.ref: cause_of(sample, clues[sample.ref], prompt.question, suspects, cfg)
         for sample in samples
     }
-    causes, corners = (
-        Counter(cause_by_ref.values()),
-        Counter(corner_of(sample, cfg) for sample in samples),
-    )
+    causes = Counter(cause_by_ref.values())
+    corners = Counter(corner_of(sample, cfg) for sample in samples)
     failed = [ref for ref, cause in cause_by_ref.items() if cause not in ("right", "unscored")]
     is_low = mean is None or below(mean, cfg.low)
     reason = main_cause(causes) if is_low else NOT_LOW
@@ -98,20 +97,13 @@ def _decide(
         "corners": {name: corners[name] for name in CORNERS if corners[name]},
         "forced": sum(sample.end in ("forced", "context") for sample in samples),
         "malformed": sum(sample.invalid > 0 for sample in samples),
-        "best_rank": min(
-            (sample.rank for sample in samples if sample.rank is not None), default=None
-        ),
+        "best_rank": min((s.rank for s in samples if s.rank is not None), default=None),
         "agreed": suspects.agreed if reason == "reference_suspected" else None,
         "document": prompt.question.file_name,
         "question_type": prompt.question.question_type,
     }
-    return Decision(
-        prompt.question.id,
-        is_low,
-        reason,
-        stats,
-        failed if is_low and failed else list(cause_by_ref),
-    )
+    episodes = failed if is_low and failed else list(cause_by_ref)
+    return Decision(prompt.question.id, is_low, reason, stats, episodes)
 
 
 def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
@@ -120,9 +112,6 @@ def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
     for decision in decisions:
         total.update(decision.stats[name])
     return {key: total[key] for key in (CAUSES if name == "causes" else CORNERS) if total[key]}
-
-
-# -- the page -------------------------------------------------------------------------------------
 
 
 def diagnosis_page(
@@ -209,9 +198,7 @@ def _scatter(points: Mapping[tuple[Any, Any], int], cfg: DiagnoseConfig, axes: A
     max_count = max(points.values())
     coordinates = sorted(points)
     sizes = [12 + 188 * points[point] / max_count for point in coordinates]
-    axes.scatter(
-        [x for x, _ in coordinates], [y for _, y in coordinates], s=sizes, color="C0", alpha=0.6
-    )
+    axes.scatter(*zip(*coordinates, strict=True), s=sizes, color="C0", alpha=0.6)
     for point in coordinates:
         if points[point] > 1:
             axes.annotate(str(points[point]), point, fontsize=6, ha="center", va="center")

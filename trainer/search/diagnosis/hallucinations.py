@@ -12,7 +12,8 @@ from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import HallucinationsConfig, Kind
 from trainer.search.curation.dataset import CurationResult, Decision, question_row
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.curation.reanswer import AnswerSampler, AnswerTrials, PlannedCalls
+from trainer.search.curation.prior_decisions import PriorDecisions
+from trainer.search.curation.reanswer import AnswerSampler, PlannedCalls
 from trainer.search.curation.samples import (
     CuratedPrompt,
     CuratedRun,
@@ -21,8 +22,8 @@ from trainer.search.curation.samples import (
     evidence_pages,
     has_evidence,
 )
+from trainer.search.data import documents
 from trainer.search.records import Question, Trajectory
-from trainer.sft.curation_record import CurationRecord
 
 #: The sources of right answers without gold evidence, in the order of the rules.
 KINDS: Final[Mapping[Kind, str]] = {
@@ -65,17 +66,16 @@ def suspect_of(
     None if it was judged wrong, was not judged, or if the generator got all its evidence.
     """
     question, answer = trajectory.question, trajectory.answer
-    if sample.judge is None or sample.judge < cfg.right or answer is None or answer.text is None:
+    if not sample.is_right(cfg.right) or answer is None or answer.text is None:
         return None
     if has_evidence(trajectory):
         return None
     covered = covered_facts(question, evidence_pages(trajectory))
-    documents = {gold.rpartition("_")[0] for gold in question.gold}
     views = [
         view
         for turn in trajectory.turns
         for view in turn.views
-        if view.page_id.rpartition("_")[0] in documents
+        if view.page_id.rpartition("_")[0] in documents(question)
     ]
     return Suspect(
         ref=sample.ref,
@@ -100,10 +100,7 @@ async def kind_of(
 
     async def share_right(images: Iterable[str]) -> float | None:
         pngs = await asyncio.gather(*(load_image(suspect.order, image) for image in images))
-        trials: AnswerTrials = await asking.tried(
-            question.question, question.reference_answers, pngs, cfg.times
-        )
-        return trials.share(cfg.right)
+        return (await asking.tried(question, pngs, cfg.times)).share(cfg.right)
 
     if not suspect.evidence:
         return "no_search"
@@ -137,13 +134,7 @@ def max_requests(
             if suspect.evidence
             for images in ((), *(() if suspect.partial else (suspect.near, suspect.evidence)))
         )
-        needs_empty = any(suspect.evidence for suspect in group)
-        question = questions[name]
-        planned += [
-            PlannedCalls(question.question, question.reference_text, len(images), cfg.times)
-            for images in sets
-            if images or needs_empty
-        ]
+        planned += [PlannedCalls(questions[name], len(images), cfg.times) for images in sets]
     return planned
 
 
@@ -153,26 +144,22 @@ def make_hallucinations(
     cfg: CurationConfig,
     suspects: Mapping[str, Sequence[Suspect]],
     kinds: Mapping[str, Kind],
-    record: CurationRecord | None = None,
+    decided: PriorDecisions,
 ) -> CurationResult:
     """Return all prompts with the most frequent kind of their suspects.
 
     Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by
-    `EpisodeSummary.ref`. record: earlier decisions.
+    `EpisodeSummary.ref`.
     """
     section = cfg.hallucinations
-    result = CurationResult("hallucinations", section, read, record=record or CurationRecord())
+    result = CurationResult("hallucinations", section, read, decided.inputs, record=decided.record)
     for prompt in prompts:
         group = suspects.get(prompt.question.id, ())
         counts = Counter(kinds[suspect.ref] for suspect in group)
         reason = _main(counts)
-        right = sum(
-            suspect.judge is not None and suspect.judge >= section.right
-            for suspect in prompt.samples
-        )
         stats = {
             "kinds": {name: counts[name] for name in KINDS if counts[name]},
-            "right": right,
+            "right": sum(sample.is_right(section.right) for sample in prompt.samples),
             "suspects": len(group),
             "episode_kinds": {suspect.ref: kinds[suspect.ref] for suspect in group},
             "document": prompt.question.file_name,
@@ -190,11 +177,10 @@ def make_hallucinations(
 
 def _main(counts: Counter[Kind]) -> str:
     """Return the most frequent kind; of equal ones the first rule; undecided is the last."""
-    order = [name for name in KINDS if name != "undecided"]
-    present = [name for name in order if counts[name]]
+    present = [name for name in KINDS if counts[name] and name != "undecided"]
     if not present:
         return "undecided" if counts else NONE
-    return min(present, key=lambda name: (-counts[name], order.index(name)))
+    return max(present, key=lambda name: counts[name])
 
 
 def hallucinations_page(
@@ -216,7 +202,9 @@ def hallucinations_page(
         [name, total.get(name, 0), counts_by_reason[name], meaning]
         for name, meaning in KINDS.items()
     ]
-    sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
+    head = ["kind", "episodes", "prompts", ""]
+    sections = [Section("Right without gold evidence", [words], head, counts)]
+    head = ["question", "reference", "answer", "episode"]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
             [content.question, content.reference_text, item.answer, item.ref]
@@ -225,10 +213,6 @@ def hallucinations_page(
             if kinds[item.ref] == name
             for content in (prompts[question].question,)
         ]
-        head = ["question", "reference", "answer", "episode"]
         if rows:
             sections.append(Section(f"{name}: {meaning}", [], head, rows[:_ROWS]))
     return curation_page(result, "Hallucinations", sections, prompts)
-
-
-_HEAD = ["kind", "episodes", "prompts", ""]

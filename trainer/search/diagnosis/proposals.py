@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -34,22 +34,12 @@ class Proposal:
     by: tuple[str, ...]
 
 
-class PageTexts:
-    """A cache of the text layers of an index."""
+def _fetch(retriever: Retriever, pages: Iterable[str], texts: dict[str, str]) -> None:
+    """Add the text layers of further pages. Raises UserError if the index does not have one."""
 
-    def __init__(self, retriever: Retriever) -> None:
-        self._retriever = retriever
-        self._texts: dict[str, str] = {}
-
-    def fetch(self, pages: Sequence[str]) -> None:
-        """Load the texts of pages. Raises UserError if the index does not have one."""
-        missing = [page for page in dict.fromkeys(pages) if page not in self._texts]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            self._texts.update(zip(missing, pool.map(self._read, missing), strict=True))
-
-    def _read(self, page_id: str) -> str:
+    def read(page_id: str) -> str:
         try:
-            page = self._retriever.page(page_id)
+            page = retriever.page(page_id)
         except RequestError as error:
             if error.type != "not_found":
                 raise
@@ -58,12 +48,9 @@ class PageTexts:
             ) from None
         return "\n".join(box.text for box in page.boxes)
 
-    def __getitem__(self, page_id: str) -> str:
-        return self._texts[page_id]
-
-    def all(self) -> Mapping[str, str]:
-        """Return the loaded texts by page id."""
-        return self._texts
+    missing = [page for page in dict.fromkeys(pages) if page not in texts]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        texts.update(zip(missing, pool.map(read, missing), strict=True))
 
 
 def propose(
@@ -78,30 +65,27 @@ def propose(
     of each gold page. Questions without gold page or reference have no entry.
     """
     usable = [question for question in questions if question.gold and question.reference_answer]
-    texts = PageTexts(retriever)
-    texts.fetch([page for question in usable for page in question.gold])
+    texts: dict[str, str] = {}
+    _fetch(retriever, (page for question in usable for page in question.gold), texts)
     pools = _pools(usable, retriever, texts, cfg)
-    texts.fetch([page for pool in pools.values() for page in pool])
-    words = {page: frozenset(parts_of(text)) for page, text in texts.all().items()}
+    _fetch(retriever, (page for pool in pools.values() for page in pool), texts)
+    words = {page: frozenset(parts_of(text)) for page, text in texts.items()}
     weights = _weights(words)
     cosines = _cosines(usable, pools, texts, cfg, embed)
     proposals = {}
     for question in usable:
-        known_words = (
-            frozenset(parts_of(question.reference_text)),
-            *(words[page] for page in question.gold),
-        )
+        reference = frozenset(parts_of(question.reference_text))
+        golds = [words[page] for page in question.gold]
         overlaps = {
-            page: overlap(*known_words, page=words[page], weights=weights)
-            for page in pools[question.id]
+            page: _overlap(reference, golds, words[page], weights) for page in pools[question.id]
         }
         proposals[question.id] = _proposals(overlaps, cosines.get(question.id, {}), cfg)
     return proposals
 
 
-def overlap(
+def _overlap(
     reference: frozenset[str],
-    *gold: frozenset[str],
+    golds: Sequence[frozenset[str]],
     page: frozenset[str],
     weights: Mapping[str, float],
 ) -> float:
@@ -110,9 +94,8 @@ def overlap(
     It is the mean of two shares: of the reference's words, and of the words of the gold page with
     the greatest overlap.
     """
-    return (
-        _share(reference, page, weights) + max(_share(words, page, weights) for words in gold)
-    ) / 2
+    of_golds = max(_share(words, page, weights) for words in golds)
+    return (_share(reference, page, weights) + of_golds) / 2
 
 
 def _share(words: frozenset[str], page: frozenset[str], weights: Mapping[str, float]) -> float:
@@ -131,7 +114,10 @@ def _weights(pages: Mapping[str, frozenset[str]]) -> dict[str, float]:
 
 
 def _pools(
-    questions: Sequence[Question], retriever: Retriever, texts: PageTexts, cfg: AlternativesConfig
+    questions: Sequence[Question],
+    retriever: Retriever,
+    texts: Mapping[str, str],
+    cfg: AlternativesConfig,
 ) -> dict[str, list[str]]:
     queries = [
         (question, query)
@@ -158,7 +144,7 @@ def _pools(
 def _cosines(
     questions: Sequence[Question],
     pools: Mapping[str, Sequence[str]],
-    texts: PageTexts,
+    texts: Mapping[str, str],
     cfg: AlternativesConfig,
     embed: Embed | None,
 ) -> dict[str, dict[str, float]]:
@@ -190,21 +176,15 @@ def _cosines(
 def _proposals(
     overlaps: Mapping[str, float], cosines: Mapping[str, float], cfg: AlternativesConfig
 ) -> list[Proposal]:
-    by_text = _best(overlaps, cfg.least_overlap, cfg.most)
-    by_vector = _best(cosines, cfg.least_cosine, cfg.most)
-    return [
-        Proposal(
-            page,
-            overlaps[page],
-            cosines.get(page),
-            tuple(
-                name
-                for name, pages in (("overlap", by_text), ("embedding", by_vector))
-                if page in pages
-            ),
-        )
-        for page in dict.fromkeys([*by_text, *by_vector])
-    ]
+    best = {
+        "overlap": _best(overlaps, cfg.least_overlap, cfg.most),
+        "embedding": _best(cosines, cfg.least_cosine, cfg.most),
+    }
+    proposals = []
+    for page in dict.fromkeys([*best["overlap"], *best["embedding"]]):
+        by = tuple(name for name, pages in best.items() if page in pages)
+        proposals.append(Proposal(page, overlaps[page], cosines.get(page), by))
+    return proposals
 
 
 def _best(values: Mapping[str, float], min_value: float, max_pages: int) -> list[str]:

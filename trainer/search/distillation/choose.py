@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from scorekit.numeric.thresholds import above
 from trainer.search.curation.config_sections import DistillConfig, Rank
@@ -34,27 +34,18 @@ class EpisodeText:
     digest: str
 
 
-@dataclass(slots=True)
-class EpisodeTextStore:
-    """Data about the texts of all episodes with a judge's score above 0, by `EpisodeSummary.ref`.
-
-    `visit` gets every episode.
-    """
-
-    spool: DiskSpool[EpisodeText] = field(default_factory=lambda: DiskSpool(EpisodeText))
-
-    def visit(self, trajectory: Trajectory, sample: EpisodeSummary) -> None:
-        """Add an episode."""
-        if sample.judge:
-            texts = [turn.text for turn in trajectory.turns if not turn.forced]
-            written = EpisodeText(
-                rejection=target_error(trajectory),
-                repeats=bool(repeated(trajectory)),
-                length=sum(map(len, texts)),
-                evidence=has_evidence(trajectory),
-                digest=_digest([trajectory.question.question, *texts]),
-            )
-            self.spool.append(written, sample.ref)
+def add_text(spool: DiskSpool[EpisodeText], trajectory: Trajectory, sample: EpisodeSummary) -> None:
+    """Add data about an episode with a judge's score above 0, by its `EpisodeSummary.ref`."""
+    if sample.judge:
+        texts = [turn.text for turn in trajectory.turns if not turn.forced]
+        written = EpisodeText(
+            rejection=target_error(trajectory),
+            repeats=bool(repeated(trajectory)),
+            length=sum(map(len, texts)),
+            evidence=has_evidence(trajectory),
+            digest=_digest([trajectory.question.question, *texts]),
+        )
+        spool.append(written, sample.ref)
 
 
 def _digest(texts: Sequence[str]) -> str:
@@ -138,12 +129,8 @@ def _rate(
 ) -> tuple[list[EpisodeSummary], float | None, int]:
     """Return (episodes that count, share of right ones, number of right ones)."""
     counted = prompt.counted(cfg.combine, "judge")
-    right = sum(_is_right(sample, cfg) for sample in counted)
+    right = sum(sample.is_right(cfg.success) for sample in counted)
     return counted, right / len(counted) if counted else None, right
-
-
-def _is_right(sample: EpisodeSummary, cfg: DistillConfig) -> bool:
-    return sample.judge is not None and sample.judge >= cfg.success
 
 
 def _not_taken(
@@ -171,7 +158,7 @@ def _no_row(
         return "not judged"
     if not counts:
         return "of another step or run than those that count"
-    if written is None or not _is_right(sample, cfg):
+    if written is None or not sample.is_right(cfg.success):
         return "not right"
     if sample.end == "failed" or (cfg.ended == "complete" and sample.end != "complete"):
         return f"ended as {sample.end}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,25 +16,22 @@ from trainer.search.curation.command_line import CurationOptions, curation_comma
 )
 def distill(options: CurationOptions) -> None:
     """Turn the rare right episodes of prompts that mostly fail into rows for `trainer sft`."""
-    from trainer.search.distillation.choose import EpisodeTextStore
+    from trainer.search.curation.disk_spool import DiskSpool
+    from trainer.search.distillation.choose import EpisodeText, add_text
 
-    texts = EpisodeTextStore()
-    with options.curating(visit=texts.visit) as (cfg, prompts, read):
-        from trainer.search.distillation.distill import (
-            distill_page,
-            distilled_rows,
-            make_distilled,
-        )
-        from trainer.search.distillation.spool import row_spool, write_sft_rows
+    texts = DiskSpool(EpisodeText)
+    with options.curating(visit=partial(add_text, texts)) as (cfg, prompts, read):
+        from trainer.search.distillation.distill import distill_page, make_distilled
+        from trainer.search.distillation.spool import RowSpool, kept_rows, write_sft_rows
+        from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
         decided = options.prior_decisions(prompts)
-        with row_spool() as spool:
-            curated = make_distilled(prompts, texts.spool, read, cfg, spool, decided)
-            rows = distilled_rows(curated, spool, read)
-            options.write(
-                curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows)
-            )
-            _print_longest(curated.manifest_extra["longest_row"])
+        spool = RowSpool()
+        curated = make_distilled(prompts, texts, read, cfg, spool, decided)
+        stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
+        rows = kept_rows(curated, spool, lambda row: stores[row["run"]].read_image)
+        options.write(curated, distill_page, prompts, partial(write_sft_rows, rows=rows))
+        _print_longest(curated.manifest_extra["longest_row"])
 
 
 @curation_command(
@@ -49,31 +47,26 @@ def rewrite(
 ) -> None:
     """Rewrite the thoughts of distilled rows with a model; their actions stay unchanged."""
     with options.configured(distilled) as cfg:
-        from trainer.search.curation.prior_decisions import read_decided
         from trainer.search.curation.reanswer import kept_answers
         from trainer.search.distillation.rewrite import (
             Distilled,
             estimated,
             make_rewritten,
             rewrite_page,
-            rewritten_rows,
         )
-        from trainer.search.distillation.spool import row_spool, write_sft_rows
+        from trainer.search.distillation.spool import RowSpool, kept_rows, write_sft_rows
 
-        decisions, digests = read_decided(
-            options.record or (), options.verified or (), options.exclude or ()
-        )
-        source = Distilled(distilled, decisions)
+        decided = options.prior_decisions(None)
+        source = Distilled(distilled, decided.record)
         if estimate:
             typer.echo("\n".join(estimated(source, cfg.rewrite)))
             return
-        with row_spool() as spool:
-            answers = kept_answers(cfg, options.out)
-            curated = make_rewritten(source, cfg, answers, options.out, spool)
-            curated.inputs = {**curated.inputs, **digests}
-            rows = rewritten_rows(curated, spool, source)
-            options.write(curated, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
-            _print_longest(curated.manifest_extra["longest_row"])
+        spool, answers = RowSpool(), kept_answers(cfg, options.out)
+        curated = make_rewritten(source, cfg, answers, options.out, spool)
+        curated.inputs = {**curated.inputs, **decided.inputs}
+        rows = kept_rows(curated, spool, lambda row: source.read_image)
+        options.write(curated, rewrite_page, (), partial(write_sft_rows, rows=rows))
+        _print_longest(curated.manifest_extra["longest_row"])
 
 
 def _print_longest(ids: int) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
@@ -16,7 +13,7 @@ from trainer.search.curation.dataset import CurationResult
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.prior_decisions import PriorDecisions
-from trainer.search.curation.samples import CuratedPrompt, CuratedRun, EpisodeSummary
+from trainer.search.curation.samples import CuratedPrompt, CuratedRun, EpisodeSummary, run_config
 from trainer.search.distillation.choose import EpisodeText, PromptChoice, choose, decided
 from trainer.search.distillation.spool import RowSpool
 from trainer.search.distillation.targets import repeated
@@ -25,7 +22,6 @@ from trainer.search.training.sft_rows import EpisodeRows
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 KEPT = "rare success"
-NOTHING_KNOWN = PriorDecisions()
 
 
 def make_distilled(
@@ -34,11 +30,11 @@ def make_distilled(
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,
-    earlier: PriorDecisions = NOTHING_KNOWN,
+    earlier: PriorDecisions,
 ) -> CurationResult:
     """Put the rows of the chosen episodes into the spool and return all decisions.
 
-    A chosen prompt has a decision for each episode, another prompt has one for all. known:
+    A chosen prompt has a decision for each episode, another prompt has one for all. earlier:
     decisions of other commands. Only steps with an eligible episode are read again. Raises
     UserError if no model is named or a run has no config.
     """
@@ -52,8 +48,8 @@ def make_distilled(
             (prompt, choose(prompt, written, cfg.distill, earlier.record)) for prompt in prompts
         )
 
-    mask = repeated if cfg.distill.repeats == "mask" else _no_turns
-    reasons = _fill((choice for _, choice in choices()), read, configs, spool, mask)
+    masks_repeats = cfg.distill.repeats == "mask"
+    reasons = _fill((choice for _, choice in choices()), read, configs, spool, masks_repeats)
     for prompt, choice in choices():
         for decision in choice.decisions:
             curated.decisions.append(decision)
@@ -88,7 +84,8 @@ def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str
         raise UserError(
             "--run: two folders are of the same run, so ids of episodes would not be unique."
         )
-    configs = {run.name: _config(run.folder) for run in read}
+    missing = ", but has the settings of the run's prompts"
+    configs = {run.name: run_config(run.folder, missing) for run in read}
     last, section = configs[read[-1].name], cfg.distill
     policy = last.policy
     if section.model is not None:
@@ -104,13 +101,6 @@ def learner_configs(read: Sequence[CuratedRun], cfg: CurationConfig) -> dict[str
     return {name: run_cfg.model_copy(update=update) for name, run_cfg in configs.items()}
 
 
-def _config(folder: Path) -> SearchConfig:
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise UserError(f"{path}: does not exist, but has the settings of the run's prompts")
-    return load_config(SearchConfig, path)
-
-
 def _rendering(cfg: SearchConfig) -> dict[str, Any]:
     """Return the settings on which the ids of a row depend."""
     settings = cfg.model_dump(mode="json", include={"policy", "chat", "episode"})
@@ -123,11 +113,11 @@ def _fill(
     read: Sequence[CuratedRun],
     configs: Mapping[str, SearchConfig],
     spool: RowSpool,
-    mask: Callable[[Trajectory], list[int]],
+    masks_repeats: bool,
 ) -> DiskSpool[str]:
     """Put the rows of eligible episodes into the spool; return why others have none, by ref.
 
-    mask: returns the turns of an episode that get no loss, in addition to the invalid ones.
+    masks_repeats: repeated queries get no loss, in addition to the invalid turns.
     """
     rates: DiskSpool[float | None] = DiskSpool(float)
     reasons = DiskSpool(str)
@@ -143,16 +133,13 @@ def _fill(
         for trajectory in store.read(sorted(steps[run.name])):
             ref = f"{run.name}/{trajectory.trajectory_id}"
             if (rate := rates.get(ref)) is not None:
-                row = rows.row(trajectory, store.read_image, mask(trajectory))
+                masked = repeated(trajectory) if masks_repeats else []
+                row = rows.row(trajectory, store.read_image, masked)
                 if isinstance(row, str):
                     reasons.append(row, ref)
                 else:
                     spool.put(_with_origin(row, ref, run.name, trajectory, rate))
     return reasons
-
-
-def _no_turns(trajectory: Trajectory) -> list[int]:
-    return []
 
 
 def _with_origin(
@@ -163,17 +150,6 @@ def _with_origin(
     judge = trajectory.judged.score if trajectory.judged else None
     values = {"judge": judge, "ndcg": trajectory.ndcg, "rate": rate}
     return {**head, "reward": row["reward"], **values, **row, "id": ref}
-
-
-def distilled_rows(
-    curated: CurationResult, spool: RowSpool, read: Sequence[CuratedRun]
-) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
-    """Yield the kept rows in order, each with the image loader of its run."""
-    stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
-    for decision in curated.decisions:
-        if decision.is_kept:
-            row = spool.get(decision.row_id)
-            yield row, stores[row["run"]].read_image
 
 
 def distill_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
@@ -208,9 +184,3 @@ def distill_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) 
         ),
     ]
     return curation_page(curated, "Distilled successes", sections, prompts)
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

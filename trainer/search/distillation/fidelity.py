@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from scorekit.text.markup import normalized
@@ -105,29 +105,24 @@ def departure(before: str, after: str) -> Departure | None:
 
 def _claims_no_more(old: str, new: str) -> bool:
     """Return whether a text has no more statements, and is not surer, than another."""
-    was, now = Counter(_words(old)), Counter(_words(new))
+    texts = [(text, list(_words(text))) for text in (old, new)]
 
-    def count(
-        counts: Counter[str], names: frozenset[str], text: str, pattern: re.Pattern[str]
-    ) -> int:
-        return sum(counts[name] for name in names) + len(pattern.findall(text))
+    def counts(names: frozenset[str], pattern: re.Pattern[str]) -> list[int]:
+        """Return how often the words and the pattern are in each text."""
+        return [
+            sum(word in names for word in words) + len(pattern.findall(text))
+            for text, words in texts
+        ]
 
-    not_fewer = [
-        (count(was, _HEDGES, old, _KO_HEDGE), count(now, _HEDGES, new, _KO_HEDGE)),
-        (old.count("?"), new.count("?")),
-        (min(1, count(was, _GOALS, old, _KO_GOAL)), count(now, _GOALS, new, _KO_GOAL)),
-    ]
-    not_more = [
-        (count(was, _STATES, old, _KO_STATES), count(now, _STATES, new, _KO_STATES)),
-        (_pasts(old), _pasts(new)),
-    ]
-    negated = [
-        count(counts, _NEGATIONS, text, _KO_NEGATION) for counts, text in ((was, old), (now, new))
-    ]
+    hedges, states = counts(_HEDGES, _KO_HEDGE), counts(_STATES, _KO_STATES)
+    goals, negations = counts(_GOALS, _KO_GOAL), counts(_NEGATIONS, _KO_NEGATION)
     return (
-        all(then <= later for then, later in not_fewer)
-        and all(then >= later for then, later in not_more)
-        and negated[0] == negated[1]
+        hedges[0] <= hedges[1]
+        and old.count("?") <= new.count("?")
+        and min(1, goals[0]) <= goals[1]
+        and states[0] >= states[1]
+        and _pasts(old) >= _pasts(new)
+        and negations[0] == negations[1]
     )
 
 
@@ -178,10 +173,8 @@ def _korean(token: str) -> Iterator[str]:
             stem = shorter
     if stem not in _KO_FREE and not _KO_ENDING.fullmatch(stem):
         yield stem
-        if meaning is not None and meaning.group() not in ("을", "를"):
-            yield meaning.group()
-        elif meaning is not None:
-            yield "를"
+        if meaning is not None:
+            yield "를" if meaning.group() == "을" else meaning.group()
 
 
 def _is_goal(flat: str) -> bool:
@@ -217,8 +210,5 @@ def _scripts(text: str) -> set[str]:
 
 def _main_script(text: str) -> str | None:
     """Return the most frequent script of a text; None without letters."""
-    counts: Sequence[tuple[int, str]] = [
-        (len(letters.findall(text)), name) for name, letters in _LETTERS.items()
-    ]
-    max_count, name = max(counts)
+    max_count, name = max((len(letters.findall(text)), name) for name, letters in _LETTERS.items())
     return name if max_count else None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from scorekit.numeric.thresholds import above
 from trainer.search.actions import Invalid, parse
 from trainer.search.distillation.claims import claims
-from trainer.search.distillation.fidelity import departure
+from trainer.search.distillation.fidelity import Departure, departure
 from trainer.search.distillation.targets import has_tag, invented, thought_spans, thoughts
 
 #: The reasons why a rewritten row is invalid.
@@ -18,12 +18,10 @@ Breach = Literal[
     "a tag in a thought",
     "a claim of seeing",
     "an invented observation",
-    "another language",
-    "new content",
-    "another claim",
     "unreadable",
     "empty",
     "too long",
+    Departure,
 ]
 _SHORT = 200  # letters that are always allowed
 

@@ -7,6 +7,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -17,24 +18,26 @@ from PIL import Image
 from scorekit.errors import UserError
 from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.spending import (
+    STORED_ARE_FREE,
+    format_totals,
+    max_usage,
+    planned_charges,
+)
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import RewriteConfig
 from trainer.search.curation.dataset import CurationResult, Decision, read_decisions
 from trainer.search.curation.disk_spool import in_groups
 from trainer.search.curation.pages import Section, curation_page
-from trainer.search.distillation.distill import digest_of
+from trainer.search.curation.samples import digest_of
 from trainer.search.distillation.guarantees import (
     row_breach,
     thought_breach,
     with_thought,
 )
-from trainer.search.distillation.rewriter import (
-    OriginalThought,
-    Rewriter,
-    estimated_calls,
-    thoughts_prompt,
-)
+from trainer.search.distillation.rewriter import NAME, OriginalThought, Rewriter, thoughts_prompt
 from trainer.search.distillation.spool import RowSpool
 from trainer.search.distillation.targets import has_tag, thoughts
 from trainer.search.images.views import ShownImage
@@ -46,7 +49,6 @@ from trainer.sft.curation_record import CurationRecord
 log = logging.getLogger(__name__)
 REWRITTEN, UNCHANGED, TAGGED = "rewritten", "unchanged", "a tag in the original's thought"
 NOT_ASKED = "not asked: no answer was got"
-NO_RECORD = CurationRecord()
 _SHOWN = 20  # max examples on the page
 _NEEDED = ("id", "question_id", "run", "messages", "input_ids", "action_mask")
 
@@ -57,7 +59,7 @@ class Distilled:
     Raises UserError if it is another folder or its rows are damaged.
     """
 
-    def __init__(self, folder: Path, record: CurationRecord = NO_RECORD) -> None:
+    def __init__(self, folder: Path, record: CurationRecord) -> None:
         self.folder, self.record = folder, record
         self.manifest, _ = read_decisions(folder, "distill")
         self.rows_file = folder / "rows.jsonl"
@@ -162,20 +164,17 @@ async def _rewrite_all(
     done: Callable[[Mapping[str, Any], _RowOutcome], None],
 ) -> None:
     """Rewrite all rows in order, as many concurrently as calls are allowed."""
-    paid_answers = PaidAnswerCache(answers, f"rewrite {out.absolute()}")
-    try:
+    with closing(PaidAnswerCache(answers, f"rewrite {out.absolute()}")) as paid_answers:
         rewriter = Rewriter(cfg, paid_answers)
         try:
-            await rewriter.check()
+            await rewriter.chat.check()
             for rows in in_groups(distilled.rows(), cfg.rewriter.max_requests):
                 tasks = [_rewritten(row, distilled, rewriter, cfg) for row in rows]
                 for row, outcome in zip(rows, await gather_or_cancel(tasks), strict=True):
                     done(row, outcome)
                 log.info("rewritten up to %s; %s", rows[-1]["id"], rewriter.spent())
         finally:
-            await rewriter.close()
-    finally:
-        paid_answers.close()
+            await rewriter.chat.close()
 
 
 async def _rewritten(
@@ -327,39 +326,30 @@ def _image(png: bytes) -> ShownImage:
 
 
 def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
-    """Return lines about the max calls of rewriting, without a call."""
-    texts: list[str] = []
+    """Return lines about the max calls, tokens and cost of rewriting, without a call.
+
+    Stored answers cost nothing.
+    """
+    usages = []
     for row in distilled.rows():
         if _removed(row, distilled) is None:
-            originals = _thoughts_to_rewrite(row)
-            calls = in_groups(originals, cfg.messages_per_call)
-            texts += [thoughts_prompt(_question(row), call) for call in calls]
-    return estimated_calls(texts, cfg)
-
-
-def rewritten_rows(
-    curated: CurationResult, spool: RowSpool, distilled: Distilled
-) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
-    """Yield the kept rows in order, each with the image loader."""
-    for decision in curated.decisions:
-        if decision.is_kept:
-            yield spool.get(decision.row_id), distilled.read_image
+            for call in in_groups(_thoughts_to_rewrite(row), cfg.messages_per_call):
+                text = thoughts_prompt(_question(row), call)
+                usages.append(max_usage(cfg.rewriter, estimated_words(cfg.rewriter.system, text)))
+    charges = planned_charges({NAME: usages}, {NAME: cfg.price})
+    return [f"at most: {format_totals(charges)}", STORED_ARE_FREE]
 
 
 def rewrite_page(curated: CurationResult, prompts: Mapping[str, Any]) -> str:
     """Return report.html: outcomes of rows, and examples of thoughts before and after."""
-    counts: dict[str, int] = {}
-    for decision in curated.decisions:
-        counts[decision.reason] = counts.get(decision.reason, 0) + 1
+    counts = Counter(decision.reason for decision in curated.decisions)
     sections = [
-        Section(
-            "Rows", [], ["what became of them", "rows"], [list(item) for item in counts.items()]
-        ),
+        Section("Rows", [], ["what became of them", "rows"], list(counts.items())),
         Section(
             "Thoughts in doubt",
             ["The original stays."],
             ["why the new one is doubtful", "thoughts"],
-            [list(item) for item in curated.manifest_extra["doubted"].items()],
+            list(curated.manifest_extra["doubted"].items()),
         ),
         Section("Thoughts", [], ["before", "after"], curated.manifest_extra["examples"]),
     ]

@@ -13,28 +13,13 @@ from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import MoneyConfig
 from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.paid_chat import CachedChat, PaidText
-from trainer.search.answer.spending import (
-    STORED_ARE_FREE,
-    SpendTracker,
-    format_totals,
-    max_usage,
-    planned_charges,
-)
+from trainer.search.answer.spending import SpendTracker, format_totals
 from trainer.search.curation.config_sections import RewriteConfig
+from trainer.search.curation.reanswer import object_schema
 
 NAME: Final = "rewriter"
-_TURN: Final = {
-    "type": "object",
-    "properties": {"turn": {"type": "integer"}, "thought": {"type": "string"}},
-    "required": ["turn", "thought"],
-    "additionalProperties": False,
-}
-SCHEMA: Final = {
-    "type": "object",
-    "properties": {"turns": {"type": "array", "items": _TURN}},
-    "required": ["turns"],
-    "additionalProperties": False,
-}
+_TURN: Final = object_schema(turn={"type": "integer"}, thought={"type": "string"})
+SCHEMA: Final = object_schema(turns={"type": "array", "items": _TURN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +42,7 @@ class Rewriter:
         self._cfg = cfg
         money = MoneyConfig(generator=cfg.price, cap=cfg.cap)
         self._money = SpendTracker(money, paid_answers.spent(), {NAME: cfg.price})
-        self._chat = CachedChat(NAME, cfg.rewriter, paid_answers, self._money)
-
-    async def check(self) -> None:
-        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
-        await self._chat.check()
-
-    async def close(self) -> None:
-        """Cancel pending calls and close the connections."""
-        await self._chat.close()
+        self.chat = CachedChat(NAME, cfg.rewriter, paid_answers, self._money)
 
     def spent(self) -> str:
         """Return the usage of the command, including its earlier starts, as text."""
@@ -82,8 +59,8 @@ class Rewriter:
         cfg = self._cfg.rewriter
         text = thoughts_prompt(question, thoughts)
         try:
-            reply, _ = await self._chat.ask(
-                [text, self._chat.settings()],
+            reply, _ = await self.chat.ask(
+                [text, self.chat.settings()],
                 lambda: [
                     {"role": "system", "content": cfg.system},
                     {"role": "user", "content": text},
@@ -112,14 +89,3 @@ def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str
     if [entry["turn"] for entry in turns] != [entry.turn for entry in thoughts]:
         return {}
     return {entry["turn"]: entry["thought"] for entry in turns}
-
-
-def estimated_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
-    """Return lines about the max calls, tokens and cost, without a call.
-
-    calls: the texts to send. Stored answers cost nothing.
-    """
-    system = cfg.rewriter.system
-    usages = [max_usage(cfg.rewriter, estimated_words(system, text)) for text in calls]
-    charges = planned_charges({NAME: usages}, {NAME: cfg.price})
-    return [f"at most: {format_totals(charges)}", STORED_ARE_FREE]

@@ -10,65 +10,50 @@ OUT/
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import Any
 
-from trainer.search.curation.disk_spool import DiskSpool, disk_full_as_user_error
+from trainer.search.curation.dataset import CurationResult
+from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.training.sft_rows import save_images
 
 _AT_ONCE = 200  # rows in a row group of Parquet
 _FORMAT = "v1"
 
 
-@dataclass(frozen=True, slots=True)
-class _RowLocation:
-    """The bytes of a compressed row. ids: number of its `input_ids`."""
-
-    first: int
-    length: int
-    ids: int
-
-
 class RowSpool:
-    """Rows by their id, compressed in a temporary file."""
+    """Rows by their id, compressed on disk."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._locations = DiskSpool(_RowLocation)
+    def __init__(self) -> None:
+        self._rows: DiskSpool[dict[str, Any]] = DiskSpool(dict, compressed=True)
+        self._lengths = DiskSpool(int)
 
     def put(self, row: Mapping[str, Any]) -> None:
         """Store a row."""
-        packed = zlib.compress(json.dumps(row, ensure_ascii=False).encode(), 1)
-        with disk_full_as_user_error():
-            self._file.seek(0, 2)
-            location = _RowLocation(self._file.tell(), len(packed), len(row["input_ids"]))
-            self._file.write(packed)
-        self._locations.append(location, row["id"])
+        self._rows.append(dict(row), row["id"])
+        self._lengths.append(len(row["input_ids"]), row["id"])
 
     def longest(self, ids: Iterable[str]) -> int:
         """Return the max number of `input_ids` of these rows; 0 without rows."""
-        return max((self._locations[id].ids for id in ids), default=0)
+        return max((self._lengths[id] for id in ids), default=0)
 
     def get(self, id: str) -> dict[str, Any]:
         """Return a row."""
-        location = self._locations[id]
-        with disk_full_as_user_error():
-            self._file.seek(location.first)
-            packed = self._file.read(location.length)
-        row: dict[str, Any] = json.loads(zlib.decompress(packed))
-        return row
+        return self._rows[id]
 
 
-@contextmanager
-def row_spool() -> Iterator[RowSpool]:
-    """Open an empty spool."""
-    with TemporaryFile() as file:
-        yield RowSpool(file)
+def kept_rows(
+    curated: CurationResult,
+    spool: RowSpool,
+    loader_of: Callable[[Mapping[str, Any]], Callable[[str], bytes]],
+) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
+    """Yield the kept rows in order, each with its image loader (`loader_of`)."""
+    for decision in curated.decisions:
+        if decision.is_kept:
+            row = spool.get(decision.row_id)
+            yield row, loader_of(row)
 
 
 def write_sft_rows(

@@ -11,28 +11,20 @@ benchmark, and is `test` here. Licence: CC BY-NC 4.0, for research only (README)
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
 from trainer.runs.readers import read_rows
-from trainer.search.data import page_numbers, reference_answers
-from trainer.search.importers.page_folder import PageFolder
-from trainer.search.importers.pdf_files import PdfFiles
+from trainer.search.data import page_numbers
+from trainer.search.importers.pdf_files import SPLIT, PdfImporter
 from trainer.search.importers.published import (
     ImportOptions,
-    Published,
     PublishedQuestion,
-    Rejected,
-    chosen_splits,
-    document_name,
+    PublishedRow,
     objects,
-    text_of,
-    usable,
 )
 
-SPLIT = "test"
 _KEYS = ("doc_id", "question", "answer", "evidence_pages", "answer_format")
 _OPTIONAL = ("doc_type", "evidence_sources")
 _FORMATS = ("Str", "Int", "Float", "List", "None")
@@ -40,38 +32,25 @@ _FORMATS = ("Str", "Int", "Float", "List", "None")
 UNANSWERABLE = "unanswerable"
 
 
-class MMLongBenchDoc:
+class MMLongBenchDoc(PdfImporter):
     """Reads `samples.json` or the hub's Parquet file, and the folder `documents` of PDFs."""
 
-    published = Published(
-        schema="https://github.com/mayubo2333/MMLongBench-Doc at 04524e7 and 88b5f09; "
-        "https://huggingface.co/datasets/yubo2333/MMLongBench-Doc at 38bceac",
-        licence="CC BY-NC 4.0, research only",
-        has_text=True,
+    schema = (
+        "https://github.com/mayubo2333/MMLongBench-Doc at 04524e7 and 88b5f09; "
+        "https://huggingface.co/datasets/yubo2333/MMLongBench-Doc at 38bceac"
     )
+    licence = "CC BY-NC 4.0, research only"
+    has_text = True
 
     def __init__(self, options: ImportOptions) -> None:
-        self.options = options
-        self.rejected = Rejected()
-        self.files = [_question_file(options.source)]
-        self._pdfs = PdfFiles(options.images or _pdf_path(options.source))
+        file = _question_file(options.source)
+        super().__init__(options, file, options.images or _pdf_path(options.source))
 
     def questions(self) -> list[PublishedQuestion]:
         """Return the questions. Raises UserError."""
         (path,) = self.files
-        chosen_splits({SPLIT: [path]}, self.options)
-        rows = enumerate(objects(read_rows(str(path)), _KEYS, _OPTIONAL), 1)
-        numbered = [(position, (number, row)) for number, (position, row) in rows]
-        return usable(numbered, _question, self.rejected, SPLIT)
-
-    def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
-        """Write all PDFs."""
-        for _ in self._pdfs.write(pages):
-            step(1)
-
-    def num_steps(self) -> int:
-        """Return the number of PDFs."""
-        return len(self._pdfs)
+        rows = objects(read_rows(str(path)), _KEYS, _OPTIONAL)
+        return self.usable(enumerate(rows, 1), _question, SPLIT)
 
 
 def _question_file(source: Path) -> Path:
@@ -94,28 +73,25 @@ def _pdf_path(source: Path) -> Path:
     return folder
 
 
-def _question(numbered: tuple[int, Mapping[str, Any]], position: str) -> PublishedQuestion:
+def _question(numbered: tuple[int, PublishedRow]) -> PublishedQuestion:
     number, row = numbered
-    document = document_name(text_of(row, "doc_id", position), position, "doc_id")
-    answer_format = text_of(row, "answer_format", position)
+    cells, position = row.cells, row.position
+    document = row.document("doc_id")
+    answer_format = row.text("answer_format")
     if answer_format not in _FORMATS:
         raise UserError(
             f"{position}: answer_format: {answer_format!r:.40}: expected {', '.join(_FORMATS)}"
         )
-    answer = _literal(row["answer"], position) if answer_format == "List" else row["answer"]
-    is_list = isinstance(answer, list)
-    answers = reference_answers(
-        ("answer", None if is_list else answer), ("answer", [answer] if is_list else None), position
-    )
-    if not answers:
-        raise UserError(f"{position}: answer: empty")
+    answer = _literal(cells["answer"], position) if answer_format == "List" else cells["answer"]
+    first, further = (None, [answer]) if isinstance(answer, list) else (answer, None)
+    answers = row.answers("answer", first, ("answer", further))
     is_answerable = answer_format != "None"
-    pages = page_numbers(row["evidence_pages"], position, "evidence_pages")
+    pages = page_numbers(cells["evidence_pages"], position, "evidence_pages")
     return PublishedQuestion(
         position=position,
         split=SPLIT,
         id=f"mmlongbench-{number:04d}",  # the rows have no id
-        question=text_of(row, "question", position),
+        question=row.text("question"),
         answers=answers,
         gold=tuple((document, page) for page in pages),
         question_type=answer_format if is_answerable else UNANSWERABLE,
@@ -128,7 +104,6 @@ def _literal(value: Any, position: str) -> Any:
     if not isinstance(value, str) or not value.strip().startswith("["):
         return value
     try:
-        parts = ast.literal_eval(value.strip())
+        return ast.literal_eval(value.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise UserError(f"{position}: answer: not a list: {value!r:.60}") from None
-    return parts

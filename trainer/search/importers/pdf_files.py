@@ -1,58 +1,62 @@
-"""The PDFs of a dataset, in a folder or a zip file."""
+"""The datasets of one file of questions about PDFs."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from scorekit.errors import UserError
 from trainer.search.importers.page_folder import PageFolder
-from trainer.search.importers.published import document_name
+from trainer.search.importers.published import (
+    Importer,
+    ImportOptions,
+    chosen_splits,
+    document_name,
+)
+
+#: The only split: these datasets are benchmarks, and their files name none.
+SPLIT = "test"
 
 
-class PdfFiles:
-    """All PDFs of a folder, with its subfolders, or of a zip file. Only their names count.
+class PdfImporter(Importer):
+    """Reads a file of questions, and all PDFs of a folder, with its subfolders, or of a zip file.
 
-    Raises UserError if there is none.
+    Of the PDFs only their names count. Raises UserError if there is none.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.names = _zip_names(path) if path.is_file() else _folder_names(path)
-        if not self.names:
-            raise UserError(f"{path}: no PDF there. Name their folder or zip file with --images")
+    def __init__(self, options: ImportOptions, file: Path, pdfs: Path) -> None:
+        super().__init__(options)
+        self.files = [file]
+        self._path = pdfs
+        self._names = _zip_names(pdfs) if pdfs.is_file() else _folder_names(pdfs)
+        if not self._names:
+            raise UserError(f"{pdfs}: no PDF there. Name their folder or zip file with --images")
+        chosen_splits({SPLIT: self.files}, options)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def write(self, pages: PageFolder) -> Iterator[None]:
-        """Write all PDFs to a page folder, and yield after each."""
-        with self._archive() as archive:
-            for name in self.names:
-                position = f"{self.path}: {name}"
+    def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
+        """Write all PDFs."""
+        is_zip = self._path.is_file()
+        opened: AbstractContextManager[zipfile.ZipFile | None] = (
+            zipfile.ZipFile(self._path) if is_zip else nullcontext()
+        )
+        with opened as archive:
+            for name in self._names:
+                position = f"{self._path}: {name}"
                 try:
                     document = document_name(PurePosixPath(name).name, position, "name")
-                    with self._opened(archive, name) as file:
+                    with archive.open(name) if archive else (self._path / name).open("rb") as file:
                         pages.add_pdf(document, file, position)
                 except UserError as error:
                     pages.errors.append(str(error))
                 except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
                     pages.errors.append(f"{position}: cannot be read: {error}")
-                yield
+                step(1)
 
-    @contextmanager
-    def _archive(self) -> Iterator[zipfile.ZipFile | None]:
-        if not self.path.is_file():
-            yield None
-            return
-        with zipfile.ZipFile(self.path) as archive:
-            yield archive
-
-    def _opened(self, archive: zipfile.ZipFile | None, name: str) -> IO[bytes]:
-        return (self.path / name).open("rb") if archive is None else archive.open(name)
+    def num_steps(self) -> int:
+        """Return the number of PDFs."""
+        return len(self._names)
 
 
 def _is_pdf(name: str) -> bool:

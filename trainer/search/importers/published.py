@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from scorekit.errors import UserError
 from scorekit.text.markup import normalized
 from trainer.runs.readers import clean_cell, id_cell
-from trainer.search.data import page_numbers
+from trainer.search.data import page_numbers, reference_answers
 from trainer.search.importers.page_folder import PageFolder
 
 T = TypeVar("T")
@@ -22,19 +23,6 @@ _MAX_ENDING = len("_999999999.jpeg")
 _MAX_STEM = 200
 #: Rows of Parquet in memory at once: a row may have twenty images.
 _BATCH = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The publication of a dataset.
-
-    schema: where the schema was read, with its revision. licence: of the data, as far as it is
-    known. has_text: whether its page files have a text layer.
-    """
-
-    schema: str
-    licence: str
-    has_text: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +59,96 @@ class PublishedQuestion:
     is_answerable: bool = True
 
 
-@dataclass(slots=True)
-class Rejected:
-    """The rows that cannot be used. lines: their problems. rows: their number by split."""
+class Importer(ABC):
+    """Reads one dataset.
 
-    lines: list[str] = field(default_factory=list)
-    rows: Counter[str] = field(default_factory=Counter)
-
-
-class Importer(Protocol):
-    """Reads one dataset. It is constructed with ImportOptions.
-
-    files: the files of questions that were read.
+    schema: where the schema was read, with its revision. licence: of the data, as far as it is
+    known. has_text: whether its page files have a text layer. files: the files of questions that
+    were read. problems: a line for each row that cannot be used. num_rejected: the number of these
+    rows by split.
     """
 
-    published: Published
-    rejected: Rejected
+    schema: str
+    licence: str
+    has_text: bool
     files: list[Path]
 
+    def __init__(self, options: ImportOptions) -> None:
+        self.options = options
+        self.problems: list[str] = []
+        self.num_rejected: Counter[str] = Counter()
+
+    @abstractmethod
     def questions(self) -> list[PublishedQuestion]:
         """Return the questions. Raises UserError if the files do not have the published shape."""
-        ...
 
+    @abstractmethod
     def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
         """Write the page files of all documents. step: is called with each document done."""
-        ...
 
+    @abstractmethod
     def num_steps(self) -> int:
         """Return how often `write_pages` calls `step`."""
-        ...
+
+    def usable(
+        self, rows: Iterable[T], parse: Callable[[T], PublishedQuestion], split: str
+    ) -> list[PublishedQuestion]:
+        """Return what `parse` makes of each row of a split; note each wrong row."""
+        parsed = []
+        for row in rows:
+            try:
+                parsed.append(parse(row))
+            except UserError as error:
+                self.problems.append(str(error))
+                self.num_rejected[split] += 1
+        return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    """A row of a dataset, or an object in one. position: file and row.
+
+    What reads a cell raises UserError if its content has another form, and if it is empty.
+    """
+
+    cells: Mapping[str, Any]
+    position: str
+
+    def text(self, key: str) -> str:
+        """Return the text in a cell without blanks around it."""
+        return self._filled(key, self._clean(self.cells.get(key), key))
+
+    def label(self, key: str) -> str:
+        """Return the text in a cell that may be empty; a list with "+" between its entries."""
+        value = self.cells.get(key)
+        if isinstance(value, list | tuple):
+            value = "+".join(clean_cell(entry, self.position, key) or "" for entry in value)
+        return self._clean(value, key)
+
+    def id(self, key: str) -> str:
+        """Return the id in a cell, a whole number as text."""
+        value = id_cell(self.cells.get(key), self.position, key)
+        return self._filled(key, (value or "").strip())
+
+    def pages(self, key: str) -> tuple[int, ...]:
+        """Return the page numbers in a cell; the first page is 1."""
+        return self._filled(key, page_numbers(self.cells.get(key), self.position, key))
+
+    def document(self, key: str) -> str:
+        """Return the document in a cell, named as in page ids (`document_name`)."""
+        return document_name(self.text(key), self.position, key)
+
+    def answers(self, key: str, value: Any, further: tuple[str, Any]) -> tuple[str, ...]:
+        """Return the right answers: `value` of a cell, and those of a further cell (key, value)."""
+        return self._filled(key, reference_answers((key, value), further, self.position))
+
+    def _clean(self, value: Any, key: str) -> str:
+        return (clean_cell(value, self.position, key) or "").strip()
+
+    def _filled(self, key: str, value: T) -> T:
+        if not value:
+            raise UserError(f"{self.position}: {key}: empty")
+        return value
 
 
 def check_keys(
@@ -119,64 +168,15 @@ def check_keys(
             )
 
 
-def usable(
-    rows: Iterable[tuple[str, Any]],
-    parse: Callable[[Any, str], T],
-    rejected: Rejected,
-    split: str,
-) -> list[T]:
-    """Return what `parse` makes of each row of a split and its position; note each wrong row."""
-    parsed = []
-    for position, row in rows:
-        try:
-            parsed.append(parse(row, position))
-        except UserError as error:
-            rejected.lines.append(str(error))
-            rejected.rows[split] += 1
-    return parsed
-
-
 def objects(
     rows: Iterable[tuple[str, Any]], required: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+) -> Iterator[PublishedRow]:
     """Yield the rows, which must be objects with the published keys. Raises UserError."""
     for position, row in rows:
         if not isinstance(row, Mapping):
             raise UserError(f"{position}: expected an object of fields, not {type(row).__name__}")
         check_keys(row, required, optional, position)
-        yield position, row
-
-
-def text_of(row: Mapping[str, Any], key: str, position: str) -> str:
-    """Return the text in a cell without blanks around it. Raises UserError if it is empty."""
-    text = (clean_cell(row.get(key), position, key) or "").strip()
-    if not text:
-        raise UserError(f"{position}: {key}: empty")
-    return text
-
-
-def label_of(row: Mapping[str, Any], key: str, position: str) -> str:
-    """Return the text in a cell that may be empty; the entries of a list with "+" between them."""
-    value = row.get(key)
-    if isinstance(value, list | tuple):
-        value = "+".join(clean_cell(entry, position, key) or "" for entry in value)
-    return (clean_cell(value, position, key) or "").strip()
-
-
-def id_of(row: Mapping[str, Any], key: str, position: str) -> str:
-    """Return the id in a cell, a whole number as text. Raises UserError if it is empty."""
-    value = (id_cell(row.get(key), position, key) or "").strip()
-    if not value:
-        raise UserError(f"{position}: {key}: empty")
-    return value
-
-
-def pages_of(row: Mapping[str, Any], key: str, position: str) -> tuple[int, ...]:
-    """Return the page numbers in a cell; the first page is 1. Raises UserError if there is none."""
-    pages = page_numbers(row.get(key), position, key)
-    if not pages:
-        raise UserError(f"{position}: {key}: empty")
-    return pages
+        yield PublishedRow(row, position)
 
 
 def document_name(value: str, position: str, column: str) -> str:
@@ -209,8 +209,8 @@ def parquet_columns(path: Path) -> list[str]:
         raise UserError(f"{path}: not a Parquet file that can be read: {error}") from None
 
 
-def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (position, row) of a Parquet file, with few rows in memory. Raises UserError."""
+def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[PublishedRow]:
+    """Yield the rows of a Parquet file, with few rows in memory. Raises UserError."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -220,9 +220,15 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict
             for batch in file.iter_batches(batch_size=_BATCH, columns=list(columns)):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path} row {number}", row
+                    yield PublishedRow(row, f"{path} row {number}")
     except (ArrowException, OSError) as error:
         raise UserError(f"{path}: row {number + 1}: cannot be read: {error}") from None
+
+
+def image_of(cell: Any) -> bytes | None:
+    """Return the content of an image cell of `datasets`: a struct of bytes and path."""
+    content = cell.get("bytes") if isinstance(cell, Mapping) else cell
+    return content if isinstance(content, bytes) else None
 
 
 def chosen_splits(

@@ -8,7 +8,6 @@ OUT/
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from scorekit.files import remove_temporaries, replacing_folder
 from scorekit.report.progress import progress_bar
 from trainer.runs.readers import shortened
 from trainer.search.curation.dataset import question_row
+from trainer.search.curation.samples import digest_of
 from trainer.search.importers.mmlongbench import MMLongBenchDoc
 from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import Importer, ImportOptions, PublishedQuestion
@@ -104,7 +104,7 @@ def run_import(
         with progress_bar(importer.num_steps()) as step:
             importer.write_pages(pages, step)
         usable, errors = _usable(questions, pages)
-        problems = [*importer.rejected.lines, *errors, *pages.errors]
+        problems = [*importer.problems, *errors, *pages.errors]
         if problems and not leave_out:
             advice = "Nothing was written. Correct the files, or set --leave-out"
             raise UserError(
@@ -114,9 +114,20 @@ def run_import(
         if not selected:
             raise UserError(f"{options.source}: no question remains", shortened(problems))
         _write_questions(folder, selected)
-        manifest = _manifest(dataset, options, importer, pages, problems)
-        rows = importer.rejected.rows + Counter(item.split for item in questions)
-        manifest["splits"] = _counts(rows, usable, selected)
+        rows = importer.num_rejected + Counter(item.split for item in questions)
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "dataset": dataset,
+            "source": str(options.source),
+            "schema": importer.schema,
+            "licence": importer.licence,
+            "has_text": importer.has_text,
+            "files": {str(path): _digest(path) for path in importer.files},
+            "documents": sum(map(bool, pages.num_pages.values())),
+            "pages": pages.count,
+            "left_out": problems,
+            "splits": _counts(rows, usable, selected),
+        }
         text = json.dumps(manifest, ensure_ascii=False, indent=1) + "\n"
         (folder / "manifest.json").write_text(text, encoding="utf-8")
     return Imported(out, manifest)
@@ -187,30 +198,8 @@ def _counts(
     }
 
 
-def _manifest(
-    dataset: str,
-    options: ImportOptions,
-    importer: Importer,
-    pages: PageFolder,
-    problems: Sequence[str],
-) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "dataset": dataset,
-        "source": str(options.source),
-        "schema": importer.published.schema,
-        "licence": importer.published.licence,
-        "has_text": importer.published.has_text,
-        "files": {str(path): _digest(path) for path in importer.files},
-        "documents": sum(map(bool, pages.num_pages.values())),
-        "pages": pages.count,
-        "left_out": list(problems),
-    }
-
-
 def _digest(path: Path) -> dict[str, Any]:
     size = path.stat().st_size
     if size > _MAX_HASHED:
         return {"bytes": size}
-    with path.open("rb") as file:
-        return {"bytes": size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"bytes": size, "sha256": digest_of(path)}

@@ -20,31 +20,26 @@ in the form of ViDoSeek or of veRL: `import vidoseek FILE` reads the first, `dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from scorekit.errors import UserError
 from trainer.runs.readers import kind_of, read_rows, split_files
-from trainer.search.data import reference_answers
 from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import (
+    Importer,
     ImportOptions,
-    Published,
     PublishedQuestion,
-    Rejected,
+    PublishedRow,
     check_keys,
     chosen_splits,
-    document_name,
-    id_of,
-    label_of,
+    image_of,
     objects,
-    pages_of,
     parquet_columns,
     parquet_rows,
-    text_of,
-    usable,
 )
 
 _KEYS = ("deck_name", "qa_id", "question", "answer", "evidence_pages")
@@ -53,19 +48,18 @@ _MORE = ("deck_url", "arithmetic_expression", "reasoning_type", "answer_type")
 _IMAGES = tuple(f"page_{number}" for number in range(1, 21))
 
 
-class SlideVQA:
+class SlideVQA(Importer):
     """Reads SlideVQA in either published form."""
 
-    published = Published(
-        schema="https://github.com/nttmdlab-nlp/SlideVQA at 0d4168a; "
-        "https://huggingface.co/datasets/NTT-hil-insight/SlideVQA at e780ea2 (second-hand)",
-        licence="NTT software license agreement for evaluation: internal use, no distribution",
-        has_text=False,
+    schema = (
+        "https://github.com/nttmdlab-nlp/SlideVQA at 0d4168a; "
+        "https://huggingface.co/datasets/NTT-hil-insight/SlideVQA at e780ea2 (second-hand)"
     )
+    licence = "NTT software license agreement for evaluation: internal use, no distribution"
+    has_text = False
 
     def __init__(self, options: ImportOptions) -> None:
-        self.options = options
-        self.rejected = Rejected()
+        super().__init__(options)
         self._splits = chosen_splits(_files(options.source), options)
         self.files = [file for files in self._splits.values() for file in files]
         self._is_parquet = kind_of(self.files[0]) == ".parquet"
@@ -79,23 +73,23 @@ class SlideVQA:
         """Return the questions. Raises UserError."""
         questions = []
         for split, files in self._splits.items():
-
-            def parse(row: Mapping[str, Any], position: str, split: str = split) -> Any:
-                return self._question(row, position, split)
-
+            parse = partial(self._question, split=split)
             for file in files:
-                questions += usable(self._rows(file), parse, self.rejected, split)
+                questions += self.usable(self._rows(file), parse, split)
         return questions
 
     def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
         """Write the images of all decks of these splits."""
         if self._is_parquet:
             for file in self.files:
-                for position, row in parquet_rows(file, ("deck_name", *_IMAGES)):
-                    self._write_row(row, position, pages)
+                for row in parquet_rows(file, ("deck_name", *_IMAGES)):
+                    self._write_row(row, pages)
                     step(1)
             return
-        root = self.options.images or _image_folder(self.options.source)
+        source = self.options.source
+        if self.options.images is None and source.is_file():
+            raise UserError(f"{source}: name the folder of its images with --images")
+        root = self.options.images or source / "images"
         for (split, deck), (urls, position) in self._decks.items():
             for page, url in enumerate(urls, 1):
                 path = _image_path(root, split, deck, url)
@@ -107,32 +101,30 @@ class SlideVQA:
         """Return the number of rows of Parquet, or of decks."""
         return self._num_rows if self._is_parquet else len(self._decks)
 
-    def _rows(self, file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _rows(self, file: Path) -> Iterator[PublishedRow]:
         if not self._is_parquet:
             yield from objects(read_rows(str(file)), (*_KEYS, _URLS), _MORE)
             return
         columns = parquet_columns(file)
         check_keys(columns, (*_KEYS, *_IMAGES), (_URLS, *_MORE), str(file))
         texts = [name for name in columns if name not in _IMAGES]
-        for position, row in parquet_rows(file, texts):
+        for row in parquet_rows(file, texts):
             self._num_rows += 1
-            yield position, row
+            yield row
 
-    def _question(self, row: Mapping[str, Any], position: str, split: str) -> PublishedQuestion:
-        deck = document_name(text_of(row, "deck_name", position), position, "deck_name")
+    def _question(self, row: PublishedRow, split: str) -> PublishedQuestion:
+        deck = row.document("deck_name")
         if not self._is_parquet:
-            self._add_deck(row[_URLS], split, deck, position)
-        answers = reference_answers(("answer", row["answer"]), ("answer", None), position)
-        if not answers:
-            raise UserError(f"{position}: answer: empty")
+            self._add_deck(row.cells[_URLS], split, deck, row.position)
+        answers = row.answers("answer", row.cells["answer"], ("answer", None))
         return PublishedQuestion(
-            position=position,
+            position=row.position,
             split=split,
-            id=id_of(row, "qa_id", position),
-            question=text_of(row, "question", position),
+            id=row.id("qa_id"),
+            question=row.text("question"),
             answers=answers,
-            gold=tuple((deck, page) for page in pages_of(row, "evidence_pages", position)),
-            question_type=label_of(row, "reasoning_type", position),
+            gold=tuple((deck, page) for page in row.pages("evidence_pages")),
+            question_type=row.label("reasoning_type"),
         )
 
     def _add_deck(self, urls: Any, split: str, deck: str, position: str) -> None:
@@ -142,16 +134,16 @@ class SlideVQA:
         if first_urls != urls:
             raise UserError(f"{position}: {_URLS}: {deck!r} has others in {first}")
 
-    def _write_row(self, row: Mapping[str, Any], position: str, pages: PageFolder) -> None:
+    def _write_row(self, row: PublishedRow, pages: PageFolder) -> None:
         try:
-            deck = document_name(text_of(row, "deck_name", position), position, "deck_name")
+            deck = row.document("deck_name")
         except UserError:  # `questions` has listed it
             return
-        contents = [_bytes_of(row[name]) for name in _IMAGES]
+        contents = [image_of(row.cells[name]) for name in _IMAGES]
         while contents and contents[-1] is None:  # a deck may have fewer images
             contents.pop()
         for page, content in enumerate(contents, 1):
-            pages.add_image(deck, page, content, f"{position}: page_{page}")
+            pages.add_image(deck, page, content, f"{row.position}: page_{page}")
 
 
 def _files(source: Path) -> dict[str, list[Path]]:
@@ -163,12 +155,6 @@ def _files(source: Path) -> dict[str, list[Path]]:
     return {}
 
 
-def _image_folder(source: Path) -> Path:
-    if source.is_file():
-        raise UserError(f"{source}: name the folder of its images with --images")
-    return source / "images"
-
-
 def _image_path(root: Path, split: str, deck: str, url: str) -> Path:
     """Return the path of a downloaded image; the split's folder may be left out.
 
@@ -178,9 +164,3 @@ def _image_path(root: Path, split: str, deck: str, url: str) -> Path:
     with_split = root / split / deck / name
     without_split = root / deck / name
     return without_split if not with_split.exists() and without_split.exists() else with_split
-
-
-def _bytes_of(cell: Any) -> bytes | None:
-    """Return the content of an image cell of `datasets`: a struct of bytes and path."""
-    content = cell.get("bytes") if isinstance(cell, Mapping) else cell
-    return content if isinstance(content, bytes) else None

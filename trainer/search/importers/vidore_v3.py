@@ -17,26 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from scorekit.errors import UserError
 from trainer.runs.readers import split_files
-from trainer.search.data import reference_answers
 from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import (
+    Importer,
     ImportOptions,
-    Published,
     PublishedQuestion,
-    Rejected,
+    PublishedRow,
     check_keys,
     chosen_splits,
-    document_name,
-    id_of,
-    label_of,
+    image_of,
     parquet_columns,
     parquet_rows,
-    text_of,
-    usable,
 )
 
 SPLIT = "test"
@@ -53,19 +47,18 @@ _COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-class ViDoReV3:
+class ViDoReV3(Importer):
     """Reads the folder of one dataset of ViDoRe v3."""
 
-    published = Published(
-        schema="https://huggingface.co/datasets/vidore/vidore_v3_pharmaceuticals (card, in a "
-        "mirror; vidore_v3_hr at 0cdf097 and vidore_v3_finance_en at 7f432c1 second-hand)",
-        licence="CC BY 4.0; that of the documents is in documents_metadata",
-        has_text=False,
+    schema = (
+        "https://huggingface.co/datasets/vidore/vidore_v3_pharmaceuticals (card, in a "
+        "mirror; vidore_v3_hr at 0cdf097 and vidore_v3_finance_en at 7f432c1 second-hand)"
     )
+    licence = "CC BY 4.0; that of the documents is in documents_metadata"
+    has_text = False
 
     def __init__(self, options: ImportOptions) -> None:
-        self.options = options
-        self.rejected = Rejected()
+        super().__init__(options)
         if options.images is not None:
             raise UserError("--images: the images of vidore_v3 are in its folder corpus")
         self._files = {name: self._published_files(name) for name in _COLUMNS}
@@ -76,38 +69,36 @@ class ViDoReV3:
     def questions(self) -> list[PublishedQuestion]:
         """Return the questions. Raises UserError."""
         for file in self._files["corpus"]:
-            for position, row in parquet_rows(file, ("corpus_id", "doc_id", "page_number_in_doc")):
+            for row in parquet_rows(file, ("corpus_id", "doc_id", "page_number_in_doc")):
                 self._num_rows += 1
-                self._add_page(row, position)
+                self._add_page(row)
         gold, incomplete = self._gold()
+        columns = parquet_columns(self._files["queries"][0])
         queries = [
-            (position, row)
+            row
             for file in self._files["queries"]
-            for position, row in parquet_rows(file, self._columns("queries"))
-            if self.options.language in (None, row["language"])
+            for row in parquet_rows(file, columns)
+            if self.options.language in (None, row.cells["language"])
         ]
         if not queries:
             raise UserError(f"--language {self.options.language}: no question has that language")
 
-        def parse(row: Mapping[str, Any], position: str) -> PublishedQuestion:
-            question = _question(row, position, gold)
+        def parse(row: PublishedRow) -> PublishedQuestion:
+            question = _question(row, gold)
             if question.id in incomplete:
-                raise UserError(f"{position}: query_id: a gold page of it is not in the corpus")
+                raise UserError(f"{row.position}: query_id: a gold page of it is not in the corpus")
             return question
 
-        return usable(queries, parse, self.rejected, SPLIT)
+        return self.usable(queries, parse, SPLIT)
 
     def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
         """Write all page images."""
         for file in self._files["corpus"]:
-            for position, row in parquet_rows(file, ("corpus_id", "image")):
+            for row in parquet_rows(file, ("corpus_id", "image")):
                 step(1)
-                page = self._pages.get(str(row["corpus_id"]))
-                if page is None:  # `questions` has listed it
-                    continue
-                image = row["image"]
-                content = image.get("bytes") if isinstance(image, Mapping) else image
-                pages.add_image(*page, content if isinstance(content, bytes) else None, position)
+                page = self._pages.get(str(row.cells["corpus_id"]))
+                if page is not None:  # else `questions` has listed it
+                    pages.add_image(*page, image_of(row.cells["image"]), row.position)
 
     def num_steps(self) -> int:
         """Return the number of pages."""
@@ -122,14 +113,12 @@ class ViDoReV3:
             check_keys(parquet_columns(file), *_COLUMNS[name], str(file))
         return files[SPLIT]
 
-    def _columns(self, name: str) -> list[str]:
-        return parquet_columns(self._files[name][0])
-
-    def _add_page(self, row: Mapping[str, Any], position: str) -> None:
+    def _add_page(self, row: PublishedRow) -> None:
+        position = row.position
         try:
-            corpus_id = id_of(row, "corpus_id", position)
-            document = document_name(text_of(row, "doc_id", position), position, "doc_id")
-            number = row["page_number_in_doc"]
+            corpus_id = row.id("corpus_id")
+            document = row.document("doc_id")
+            number = row.cells["page_number_in_doc"]
             if not isinstance(number, int) or number < 0:
                 raise UserError(
                     f"{position}: page_number_in_doc: expected a whole number >= 0, not {number!r}"
@@ -137,7 +126,7 @@ class ViDoReV3:
             if corpus_id in self._pages:
                 raise UserError(f"{position}: corpus_id: {corpus_id} exists twice")
         except UserError as error:
-            self.rejected.lines.append(str(error))
+            self.problems.append(str(error))
         else:
             self._pages[corpus_id] = document, number + 1
 
@@ -146,32 +135,30 @@ class ViDoReV3:
         gold: dict[str, list[tuple[str, int]]] = {}
         incomplete = set()
         for file in self._files["qrels"]:
-            for position, row in parquet_rows(file, ("query_id", "corpus_id", "score")):
-                page = self._pages.get(str(row["corpus_id"]))
+            for row in parquet_rows(file, ("query_id", "corpus_id", "score")):
+                query_id, corpus_id = str(row.cells["query_id"]), row.cells["corpus_id"]
+                page = self._pages.get(str(corpus_id))
                 if page is None:
-                    incomplete.add(str(row["query_id"]))
-                    self.rejected.lines.append(
-                        f"{position}: corpus_id: the corpus has no page {row['corpus_id']}"
+                    incomplete.add(query_id)
+                    self.problems.append(
+                        f"{row.position}: corpus_id: the corpus has no page {corpus_id}"
                     )
-                elif row["score"] and row["score"] > 0:
-                    gold.setdefault(str(row["query_id"]), []).append(page)
+                elif row.cells["score"] and row.cells["score"] > 0:
+                    gold.setdefault(query_id, []).append(page)
         return gold, incomplete
 
 
-def _question(
-    row: Mapping[str, Any], position: str, gold: Mapping[str, list[tuple[str, int]]]
-) -> PublishedQuestion:
-    query_id = id_of(row, "query_id", position)
-    further = [answer for answer in row.get("raw_answers") or () if answer and answer.strip()]
-    answers = reference_answers(("answer", row["answer"]), ("raw_answers", further), position)
-    if not answers:
-        raise UserError(f"{position}: answer: empty")
+def _question(row: PublishedRow, gold: Mapping[str, list[tuple[str, int]]]) -> PublishedQuestion:
+    query_id = row.id("query_id")
+    raw_answers = row.cells.get("raw_answers") or ()
+    further = [answer for answer in raw_answers if answer and answer.strip()]
+    answers = row.answers("answer", row.cells["answer"], ("raw_answers", further))
     return PublishedQuestion(
-        position=position,
+        position=row.position,
         split=SPLIT,
         id=query_id,
-        question=text_of(row, "query", position),
+        question=row.text("query"),
         answers=answers,
         gold=tuple(dict.fromkeys(gold.get(query_id, ()))),
-        question_type=label_of(row, "query_types", position),
+        question_type=row.label("query_types"),
     )

@@ -10,70 +10,45 @@ from 1. Licence: Apache-2.0, as the dataset card says (second-hand).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
 from trainer.runs.readers import read_rows
-from trainer.search.data import reference_answers
-from trainer.search.importers.page_folder import PageFolder
-from trainer.search.importers.pdf_files import PdfFiles
+from trainer.search.importers.pdf_files import SPLIT, PdfImporter
 from trainer.search.importers.published import (
     ImportOptions,
-    Published,
     PublishedQuestion,
-    Rejected,
+    PublishedRow,
     check_keys,
-    chosen_splits,
-    document_name,
-    id_of,
-    label_of,
     objects,
-    pages_of,
-    text_of,
-    usable,
 )
 
-#: The only split: the file names none, and the dataset is a benchmark.
-SPLIT = "test"
 _KEYS = ("uid", "query", "reference_answer", "meta_info")
 _META = ("file_name", "reference_page")
 _OPTIONAL_META = ("source_type", "query_type")
 
 
-class ViDoSeek:
+class ViDoSeek(PdfImporter):
     """Reads `vidoseek.json` (or a file that is named) and PDFs in a zip or a folder."""
 
-    published = Published(
-        schema="https://github.com/Alibaba-NLP/ViDoRAG, README at c42b6dd; files of "
-        "https://huggingface.co/datasets/Qiuchen-Wang/ViDoSeek at e91a92b (second-hand)",
-        licence="Apache-2.0 (dataset card, second-hand)",
-        has_text=True,
+    schema = (
+        "https://github.com/Alibaba-NLP/ViDoRAG, README at c42b6dd; files of "
+        "https://huggingface.co/datasets/Qiuchen-Wang/ViDoSeek at e91a92b (second-hand)"
     )
+    licence = "Apache-2.0 (dataset card, second-hand)"
+    has_text = True
 
     def __init__(self, options: ImportOptions) -> None:
-        self.options = options
-        self.rejected = Rejected()
         source = options.source
-        self.files = [source if source.is_file() else source / "vidoseek.json"]
-        self._pdfs = PdfFiles(options.images or _pdf_path(source))
+        file = source if source.is_file() else source / "vidoseek.json"
+        super().__init__(options, file, options.images or _pdf_path(source))
 
     def questions(self) -> list[PublishedQuestion]:
         """Return the questions. Raises UserError."""
         (path,) = self.files
-        chosen_splits({SPLIT: [path]}, self.options)
-        rows = objects(_rows(path), _KEYS, ())
-        return usable(rows, _question, self.rejected, SPLIT)
-
-    def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
-        """Write all PDFs."""
-        for _ in self._pdfs.write(pages):
-            step(1)
-
-    def num_steps(self) -> int:
-        """Return the number of PDFs."""
-        return len(self._pdfs)
+        return self.usable(objects(_rows(path), _KEYS, ()), _question, SPLIT)
 
 
 def _pdf_path(source: Path) -> Path:
@@ -103,23 +78,20 @@ def _rows(path: Path) -> list[tuple[str, Any]]:
     return [(f"{path} entry {number}", row) for number, row in enumerate(rows, 1)]
 
 
-def _question(row: Mapping[str, Any], position: str) -> PublishedQuestion:
-    meta = row["meta_info"]
-    if not isinstance(meta, Mapping):
-        raise UserError(f"{position}: meta_info: expected an object of fields")
-    check_keys(meta, _META, _OPTIONAL_META, f"{position}: meta_info")
-    answers = reference_answers(
-        ("reference_answer", row["reference_answer"]), ("reference_answers", None), position
-    )
-    if not answers:
-        raise UserError(f"{position}: reference_answer: empty")
-    document = document_name(text_of(meta, "file_name", position), position, "file_name")
+def _question(row: PublishedRow) -> PublishedQuestion:
+    if not isinstance(row.cells["meta_info"], Mapping):
+        raise UserError(f"{row.position}: meta_info: expected an object of fields")
+    meta = PublishedRow(row.cells["meta_info"], row.position)
+    check_keys(meta.cells, _META, _OPTIONAL_META, f"{row.position}: meta_info")
+    answer = row.cells["reference_answer"]
+    answers = row.answers("reference_answer", answer, ("reference_answers", None))
+    document = meta.document("file_name")
     return PublishedQuestion(
-        position=position,
+        position=row.position,
         split=SPLIT,
-        id=id_of(row, "uid", position),
-        question=text_of(row, "query", position),
+        id=row.id("uid"),
+        question=row.text("query"),
         answers=answers,
-        gold=tuple((document, page) for page in pages_of(meta, "reference_page", position)),
-        question_type=label_of(meta, "query_type", position),
+        gold=tuple((document, page) for page in meta.pages("reference_page")),
+        question_type=meta.label("query_type"),
     )

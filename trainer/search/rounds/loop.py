@@ -110,6 +110,5 @@ def _rows(folder: Path) -> int:
     return int(_manifest(folder)["counts"]["kept"])
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return manifest
+def _manifest(folder: Path) -> Any:
+    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

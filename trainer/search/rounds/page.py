@@ -51,12 +51,8 @@ def write_page(plan: LoopPlan) -> Path:
 
 def _pages(summary: RoundSummary, out: Path) -> dict[str, str]:
     """Return the path of each step's report relative to the page."""
-    paths = {}
-    for step in summary.steps:
-        path = summary.folder / step / "report.html"
-        if path.is_file():
-            paths[step] = os.path.relpath(path, out)
-    return paths
+    paths = {step: summary.folder / step / "report.html" for step in summary.steps}
+    return {step: os.path.relpath(path, out) for step, path in paths.items() if path.is_file()}
 
 
 def _charts(rounds: Sequence[RoundSummary]) -> list[str]:
@@ -98,9 +94,9 @@ def _curve(
 
 def _funnel(rounds: Sequence[RoundSummary], axes: Any) -> int:
     bars = [
-        (f"{summary.name}: {command}", num_kept, rows)
+        (f"{summary.name}: {command}", counts["kept"], counts["rows"])
         for summary in rounds
-        for command, (num_kept, rows) in summary.rows.items()
+        for command, counts in summary.counts.items()
     ]
     if not bars:
         return 0

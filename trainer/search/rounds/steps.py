@@ -243,12 +243,12 @@ class Steps:
 
     def _check_limits(self, name: str) -> None:
         records = self.records.values()
-        hours = sum(record.seconds for record in records) / 3600
         used = {
             "calls": sum(record.calls for record in records),
             "tokens": sum(record.tokens for record in records),
+            "hours": sum(record.seconds for record in records) / 3600,
         }
-        for key, value in {**used, "hours": hours}.items():
+        for key, value in used.items():
             limit = getattr(self.limits, key)
             if limit is not None and value >= limit:
                 raise UserError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
@@ -31,8 +31,8 @@ class RoundSummary:
     """The summary of a round.
 
     updates, episodes: of its training so far. reward: text of its formula. held_out: set -> (stats
-    before the training, stats of its last evaluation). rows: command -> (kept, total). reasons:
-    command -> counts of its manifest. steps: the started steps.
+    before the training, stats of its last evaluation). counts: command -> counts of its manifest.
+    steps: the started steps.
     """
 
     name: str
@@ -41,24 +41,8 @@ class RoundSummary:
     episodes: int
     reward: str
     held_out: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
-    rows: Mapping[str, tuple[int, int]]
-    reasons: Mapping[str, Mapping[str, int]]
+    counts: Mapping[str, Mapping[str, Any]]
     steps: Mapping[str, StepRecord]
-
-    @property
-    def hours(self) -> float:
-        """Return the hours of all steps."""
-        return sum(step.seconds for step in self.steps.values()) / 3600
-
-    @property
-    def calls(self) -> int:
-        """Return the calls of paid servers."""
-        return sum(step.calls for step in self.steps.values())
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of paid servers."""
-        return sum(step.tokens for step in self.steps.values())
 
 
 def summarize_round(
@@ -66,34 +50,22 @@ def summarize_round(
 ) -> RoundSummary:
     """Return the summary of a round, which may not have started. reward: of its training."""
     log = read_jsonl(folder / "train/log.jsonl")
-    rows: dict[str, tuple[int, int]] = {}
-    reasons: dict[str, dict[str, int]] = {}
+    evaluations = lines_by_set(read_jsonl(folder / "train/eval.jsonl"))
+    counts: dict[str, Any] = {}
     for command in round_cfg.then:
         path = folder / command / "manifest.json"
         if path.is_file():
-            counts = json.loads(path.read_text(encoding="utf-8"))["counts"]
-            rows[command] = counts["kept"], counts["rows"]
-            reasons[command] = counts["reasons"]
+            counts[command] = json.loads(path.read_text(encoding="utf-8"))["counts"]
     return RoundSummary(
         name=round_cfg.name,
         folder=folder,
         updates=len(log),
         episodes=sum(line["samples"] for line in log),
         reward=reward_words(reward),
-        held_out=_held_out(read_jsonl(folder / "train/eval.jsonl")),
-        rows=rows,
-        reasons=reasons,
+        held_out={name: (lines[0], lines[-1]) for name, lines in evaluations.items()},
+        counts=counts,
         steps=read_steps(folder),
     )
-
-
-def _held_out(
-    lines: Sequence[Mapping[str, Any]],
-) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    sets: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
-    return {name: (rows[0], rows[-1]) for name, rows in sets.items()}
 
 
 def reward_words(reward: SearchRewardConfig) -> str:
@@ -120,11 +92,8 @@ def displayed_stats(
             yield key, title, list(rounds)
             continue
         for reward in rewards:
-            yield (
-                key,
-                f"{title} ({reward})",
-                [summary for summary in rounds if summary.reward == reward],
-            )
+            comparable = [summary for summary in rounds if summary.reward == reward]
+            yield key, f"{title} ({reward})", comparable
 
 
 def rounds_table(
@@ -140,32 +109,27 @@ def rounds_table(
         ["episodes", *(str(summary.episodes) for summary in rounds)],
     ]
     for key, title, compared in displayed_stats(rounds):
-        values = [tuple(_value(summary, key, index) for index in (0, 1)) for summary in rounds]
-        values = [
-            pair if summary in compared else (None, None)
-            for summary, pair in zip(rounds, values, strict=True)
+        pairs = [
+            tuple(_value(summary, key, index) if summary in compared else None for index in (0, 1))
+            for summary in rounds
         ]
-        if any(after is not None for _, after in values):
-            pairs = [(_cell(before), _cell(after)) for before, after in values]
-            lines.append(
-                [f"held out: {title}", *(f"{before} → {after}" for before, after in pairs)]
-            )
+        if any(after is not None for _, after in pairs):
+            cells = [f"{_cell(before)} → {_cell(after)}" for before, after in pairs]
+            lines.append([f"held out: {title}", *cells])
     for command in _COMMANDS:
         if any(command in summary.then for summary in cfg.rounds):
-            counts = [summary.rows.get(command) for summary in rounds]
-            cells = [
-                "–" if num_kept is None else f"{num_kept[0]} of {num_kept[1]}"
-                for num_kept in counts
-            ]
+            counts = [summary.counts.get(command) for summary in rounds]
+            cells = ["–" if n is None else f"{n['kept']} of {n['rows']}" for n in counts]
             lines.append([f"{command}: kept", *cells])
     if any("hallucinations" in summary.then for summary in cfg.rounds):
         for command in ("focus", "distill"):
             cells = [_left_out(summary, command) for summary in rounds]
             lines.append([f"{command}: left out for hallucinations", *cells])
+    steps = [summary.steps.values() for summary in rounds]
     lines += [
-        ["calls", *(f"{summary.calls:,}" for summary in rounds)],
-        ["tokens", *(f"{summary.tokens:,}" for summary in rounds)],
-        ["hours", *(f"{summary.hours:.3f}" for summary in rounds)],
+        ["calls", *(f"{sum(step.calls for step in group):,}" for group in steps)],
+        ["tokens", *(f"{sum(step.tokens for step in group):,}" for group in steps)],
+        ["hours", *(f"{sum(step.seconds for step in group) / 3600:.3f}" for group in steps)],
     ]
     return ["", *(summary.name for summary in rounds)], lines
 
@@ -178,9 +142,9 @@ def _left_out(summary: RoundSummary, command: str) -> str:
 
     A prompt that `distill` leaves out as a whole is one decision.
     """
-    if command not in summary.reasons:
+    if command not in summary.counts:
         return "–"
-    counts = summary.reasons[command].items()
+    counts = summary.counts[command]["reasons"].items()
     prefix = "dropped: hallucinations: "
     return str(sum(count for reason, count in counts if reason.startswith(prefix)))
 

@@ -197,10 +197,7 @@ class TrajectoryStore:
                 for line in file:
                     number += 1
                     yield self._trajectory(line, step, tokens)
-        except ValidationError as error:
-            problem = describe_validation_error(error, "line")
-            raise UserError(f"{path}, line {number}: {problem}. {self._hint()}") from None
-        except _UnexpectedLine as error:
+        except _InvalidLine as error:
             raise UserError(f"{path}, line {number}: {error}. {self._hint()}") from None
         except (OSError, EOFError, zlib.error) as error:
             reason = error.strerror if isinstance(error, OSError) else None
@@ -210,9 +207,7 @@ class TrajectoryStore:
         """Return why a line of a step cannot be read; None if it can."""
         try:
             self._trajectory(line, step, tokens=True)
-        except ValidationError as error:
-            return describe_validation_error(error, "line")
-        except _UnexpectedLine as error:
+        except _InvalidLine as error:
             return str(error)
         return None
 
@@ -224,15 +219,18 @@ class TrajectoryStore:
         )
 
     def _trajectory(self, line: bytes, step: int, tokens: bool) -> Trajectory:
-        row = _Line.model_validate_json(line if tokens else _without_tokens(line))
+        try:
+            row = _Line.model_validate_json(line if tokens else _without_tokens(line))
+        except ValidationError as error:
+            raise _InvalidLine(describe_validation_error(error, "line")) from None
         if row.schema_version != SCHEMA_VERSION:
-            raise _UnexpectedLine(
+            raise _InvalidLine(
                 f"schema version {row.schema_version}, but this version reads {SCHEMA_VERSION}"
             )
         if (row.run, row.step) != (self.run, step):
-            raise _UnexpectedLine(f"of step {row.step} of the run {row.run!r}, not of {self.run!r}")
+            raise _InvalidLine(f"of step {row.step} of the run {row.run!r}, not of {self.run!r}")
         if mask_problem := _mask_error(row):
-            raise _UnexpectedLine(mask_problem)
+            raise _InvalidLine(mask_problem)
         fields = {name: getattr(row, name) for name in Trajectory.model_fields}
         return Trajectory.model_construct(**(fields if tokens else fields | {"tokens": None}))
 
@@ -275,8 +273,8 @@ def _without_tokens(line: bytes) -> bytes:
     return b"".join((prefix, key[:-1], b"null", suffix))
 
 
-class _UnexpectedLine(Exception):
-    """A valid line that does not belong in this file."""
+class _InvalidLine(Exception):
+    """A line that is no trajectory, or that does not belong in this file."""
 
 
 def _mask_error(trajectory: Trajectory) -> str | None:

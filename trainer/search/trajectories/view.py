@@ -32,7 +32,6 @@ LoadImage = Callable[[str], bytes]
 
 def write_view(
     run_dir: Path,
-    path: Path | None = None,
     *,
     steps: Sequence[int] | None = None,
     max_episodes: int = MAX_EPISODES,
@@ -51,7 +50,7 @@ def write_view(
     if not chosen:
         raise UserError(f"{store.folder}: no episodes to show")
     title = f"{store.run}, {'step' if len(selected) == 1 else 'steps'} {_listed(selected)}"
-    target = path or run_dir / "view.html"
+    target = run_dir / "view.html"
     write_episodes(target, chosen, store.read_image, title=title, total=total)
     return target
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
@@ -48,7 +48,6 @@ from trainer.search.verification.verifier import (
 )
 from trainer.sft.curation_record import CurationRecord
 
-T = TypeVar("T")
 #: Page id -> PNG; raises RequestError (not_found).
 Pages = Callable[[str], bytes]
 #: Page id -> its text layer, empty where it has none; raises RequestError (not_found).
@@ -61,7 +60,7 @@ class Verified:
     """The result of a row.
 
     opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
-    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure. judge: its model.
+    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure.
     """
 
     opinions: tuple[Opinion | None, ...] = ()
@@ -69,7 +68,6 @@ class Verified:
     compared: Compared | None = None
     opinion: Opinion | None = None
     reason: str = ""
-    judge: str = ""
 
 
 def skip_reason(
@@ -103,28 +101,17 @@ def times(model: ChatModelConfig, k: int) -> int:
     return k if model.temperature > 0 else 1
 
 
-def job(
-    question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
-) -> Callable[[AnswerSampler], Awaitable[Any]]:
-    """Return the job of a row."""
-
-    async def work(asking: AnswerSampler) -> Verified:
-        return await _verified(asking, question, pages, texts, cfg)
-
-    return work
-
-
-async def _verified(
+async def verify_row(
     asking: AnswerSampler, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
 ) -> Verified:
-    judge = asking.judging.model
+    """Return the result of a row."""
     try:
         pngs = [await asyncio.to_thread(pages, page) for page in question.gold]
         layers = [await asyncio.to_thread(texts, page) for page in question.gold]
     except RequestError as error:
         if error.type != "not_found":
             raise
-        return Verified(reason="a gold page is not in the index", judge=judge)
+        return Verified(reason="a gold page is not in the index")
     png_by_hash = {image_hash(png): png for png in pngs}
     text_of = dict(zip(map(image_hash, reversed(pngs)), reversed(layers), strict=True))
     chat, generator = asking.chats[VERIFIER], asking.generator
@@ -135,48 +122,27 @@ async def _verified(
     generated = [
         generator.answer(text, png_by_hash, sample=n) for n in range(times(generator.cfg, cfg.k))
     ]
-    results = await _all([_opinions(opinion_calls), _all(generated)])
-    answers = [item.text for item in results[1]]
-    opinions = _with_quotes(results[0], [text_of[name] for name in png_by_hash])
-    verified = Verified(tuple(opinions or ()), tuple(answers), judge=judge)
-    if opinions is None:
-        return _without(verified, "the verifier did not answer")
-    if any(item.text is None and item.charge == ApiUsage() for item in results[1]):
-        return _without(verified, "the generator did not answer")
-    valid = _valid(opinions, cfg)
+    raw_opinions, results = await _all([_opinions(opinion_calls), _all(generated)])
+    answers = [item.text for item in results]
+    page_texts = [text_of[name] for name in png_by_hash]
+    opinions = [
+        opinion and replace(opinion, quotes=tuple(check_quotes(opinion.evidence, page_texts)))
+        for opinion in raw_opinions or ()
+    ]
+    verified = Verified(tuple(opinions), tuple(answers))
+    if raw_opinions is None:
+        return replace(verified, reason="the verifier did not answer")
+    if any(item.text is None and item.charge == ApiUsage() for item in results):
+        return replace(verified, reason="the generator did not answer")
+    readable = [opinion for opinion in opinions if opinion is not None]
+    valid = [item for item in readable if not (item.unfounded and cfg.quotes == "checked")]
     if 2 * len(valid) <= len(opinions):
-        num_opinions = sum(item is not None for item in opinions)
-        unfounded = 2 * num_opinions > len(opinions)
-        return _without(verified, UNFOUNDED if unfounded else "the verifier's answers are none")
+        unfounded = 2 * len(readable) > len(opinions)
+        reason = UNFOUNDED if unfounded else "the verifier's answers are none"
+        return replace(verified, reason=reason)
     if 2 * sum(item is not None for item in answers) <= len(answers):
-        return _without(verified, "the generator's answers are none")
+        return replace(verified, reason="the generator's answers are none")
     return await _compared(asking, question, verified, valid, cfg.consensus)
-
-
-def _with_quotes(
-    opinions: Sequence[Opinion | None] | None, texts: Sequence[str]
-) -> list[Opinion | None] | None:
-    """Return the opinions with checked quotes. texts: of each image's page."""
-    if opinions is None:
-        return None
-    return [
-        None
-        if opinion is None
-        else replace(opinion, quotes=tuple(check_quotes(opinion.evidence, texts)))
-        for opinion in opinions
-    ]
-
-
-def _valid(opinions: Sequence[Opinion | None], cfg: VerifyConfig) -> list[Opinion]:
-    """Return the valid opinions."""
-    opinions_given = (opinion for opinion in opinions if opinion is not None)
-    return [
-        opinion for opinion in opinions_given if not (opinion.unfounded and cfg.quotes == "checked")
-    ]
-
-
-def _without(verified: Verified, reason: str) -> Verified:
-    return Verified(verified.opinions, verified.answers, reason=reason, judge=verified.judge)
 
 
 async def _opinions(calls: Sequence[Awaitable[Opinion | None]]) -> list[Opinion | None] | None:
@@ -243,8 +209,8 @@ async def _compared(
                 await agreement(answers, chosen.answer),
             )
     except _Unjudged:
-        return _without(verified, "the judge did not answer")
-    return Verified(verified.opinions, verified.answers, compared, chosen, judge=verified.judge)
+        return replace(verified, reason="the judge did not answer")
+    return replace(verified, compared=compared, opinion=chosen)
 
 
 async def _grouped(

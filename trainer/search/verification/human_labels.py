@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from scorekit.errors import UserError
 from scorekit.report.render import visible
@@ -67,7 +67,7 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
             f"--decisions {path}: no column {missing[0]!r}, or several. Use worksheet.csv and "
             f"write your classes into its column {PERSON!r}."
         )
-    id_by_cell = {_as_written(row_id): row_id for row_id in ids}
+    id_by_cell = {_harmless(row_id): row_id for row_id in ids}
     labels: dict[str, HumanLabel] = {}
     errors = []
     for number, row in enumerate(rows, 2):
@@ -80,16 +80,12 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
         if row_error:
             errors.append(f"row {number}: {visible(row_error)}")
         elif row_id is not None:
-            labels[row_id] = HumanLabel(_class(truth), cells.get(NOTE, "").strip())
+            labels[row_id] = HumanLabel(cast(TruthClass, truth), cells.get(NOTE, "").strip())
     if errors:
         listed = errors[:_SHOWN]
         listed += [f"and {len(errors) - _SHOWN} more"] if len(errors) > _SHOWN else []
         raise UserError(f"--decisions {path}: {len(errors)} rows cannot be used:", listed)
     return labels, hashlib.sha256(data).hexdigest()
-
-
-def _class(word: str) -> TruthClass:
-    return next(name for name in CLASSES if name == word)
 
 
 def _row_error(
@@ -102,10 +98,6 @@ def _row_error(
     if row_id in labels:
         return f"the id {row_id[:80]!r} is a duplicate"
     return ""
-
-
-def _as_written(row_id: str) -> str:
-    return _harmless(row_id)
 
 
 def _rows(data: bytes, path: Path) -> Iterator[list[str]]:

@@ -46,9 +46,7 @@ def _is_in_text(quote: str, text: str) -> bool:
         return True
     joined, all_letters = "".join(words), "".join(parts_of(text))
     start = all_letters.find(joined) if len(joined) >= _JOINED else -1
-    neighbors = (
-        all_letters[start - 1 : start] + all_letters[start + len(joined) :][:1]
-        if start >= 0
-        else "0"
-    )
-    return start >= 0 and not any(letter.isdigit() for letter in neighbors)
+    if start < 0:
+        return False
+    neighbors = all_letters[start - 1 : start] + all_letters[start + len(joined) :][:1]
+    return not any(letter.isdigit() for letter in neighbors)

@@ -9,18 +9,11 @@ from typing import Any
 from trainer.search.curation.config_sections import CLASSES, TruthClass, VerifyConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.search.verification.classes import class_of
 from trainer.search.verification.compare import Verified
 from trainer.search.verification.human_labels import HumanLabel, agreement_lines, kappa
-from trainer.sft.curation_record import CurationRecord
-
-
-def verifiers_class(verified: Verified | None, cfg: VerifyConfig) -> TruthClass | None:
-    """Return the class from the answers; None without a verdict."""
-    if verified is None or verified.compared is None:
-        return None
-    return class_of(verified.compared, cfg.outvoted)
 
 
 def make_verified(
@@ -29,20 +22,21 @@ def make_verified(
     cfg: VerifyConfig,
     results: Mapping[str, Verified | str],
     people: Mapping[str, HumanLabel],
-    record: CurationRecord | None = None,
+    decided: PriorDecisions,
 ) -> CurationResult:
     """Return all rows of the data, without those of a class in `drop`.
 
     results: row id -> its result, or the reason why it was skipped. people: overrule the verifier.
-    A row without a verdict is kept. record: earlier decisions.
+    A row without a verdict is kept.
     """
-    curated = CurationResult("verify", cfg, read, record=record or CurationRecord())
+    curated = CurationResult("verify", cfg, read, decided.inputs, record=decided.record)
     pairs: list[tuple[TruthClass, TruthClass]] = []
     for prompt in prompts:
         row_id = prompt.question.id
         result, person = results[row_id], people.get(row_id)
         verified = None if isinstance(result, str) else result
-        verifier_class = verifiers_class(verified, cfg)
+        compared = verified.compared if verified else None
+        verifier_class = class_of(compared, cfg.outvoted) if compared else None
         truth = person.truth if person else verifier_class
         if verifier_class and person:
             pairs.append((verifier_class, person.truth))
@@ -81,10 +75,7 @@ def _stats(
     opinions = verified.opinions if verified else ()
     return {
         "verifier_class": verifier_class,
-        "stance": compared.stance if compared else None,
-        "verifier_reference": compared.verifier_reference if compared else None,
-        "generator_reference": compared.generator_reference if compared else None,
-        "generator_verifier": compared.generator_verifier if compared else None,
+        **{name: getattr(compared, name, None) for name in _NAMES},  # None without a verdict
         "reference": prompt.question.reference_text,
         "verifier": chosen.answer if chosen else None,
         "evidence": [f"{gold[number - 1]}: {quote}" for number, quote in evidence],
@@ -143,14 +134,16 @@ def verified_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt])
         f"compared by the judge; {cfg.k} answers each. The others were not asked about, or gave no "
         "verdict, and stay; their reasons stand below."
     )
+    note = "What the verifier quoted, looked for in the text layers of the pages."
+    quotes = list(curated.manifest_extra["quotes"].items())
     sections = [
         Section("Classes", [words], ["class", "rows", "are"], counts),
         Section("Who agrees with whom", [], _HEAD, _agreements(curated.decisions)),
-        Section("Quotes", [_QUOTES], ["what is quoted is", "quotes"], _quotes(curated)),
+        Section("Quotes", [note], ["what is quoted is", "quotes"], quotes),
         Section("By document", [], ["document", "rows", "dropped"], _documents(curated, prompts)),
     ]
     if people := curated.manifest_extra["people"]:
-        rows = [[label, count] for label, count in people["table"].items()]
+        rows = list(people["table"].items())
         sections.append(Section("People and verifier", people["lines"], ["classes", "rows"], rows))
     return curation_page(curated, "References verified", sections, prompts)
 
@@ -161,26 +154,12 @@ _HEAD = ("verifier", "with reference", "generator with reference", "with verifie
 
 def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
     counts_by_key = Counter(
-        (
-            *(decision.stats[name] or "–" for name in _NAMES),
-            str(decision.stats["verifier_class"]),
-        )
+        (*(decision.stats[name] or "–" for name in _NAMES), str(decision.stats["verifier_class"]))
         for decision in decisions
         if decision.stats["verifier_class"]
     )
-    return [
-        [*key, count]
-        for key, count in sorted(
-            counts_by_key.items(), key=lambda decision: (-decision[1], decision[0])
-        )
-    ]
-
-
-_QUOTES = "What the verifier quoted, looked for in the text layers of the pages."
-
-
-def _quotes(curated: CurationResult) -> list[list[Any]]:
-    return [[check, count] for check, count in curated.manifest_extra["quotes"].items()]
+    most_first = sorted(counts_by_key.items(), key=lambda item: (-item[1], item[0]))
+    return [[*key, count] for key, count in most_first]
 
 
 def _documents(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:

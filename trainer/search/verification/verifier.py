@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from scorekit.client.transport import checked_url
@@ -14,29 +14,20 @@ from trainer.search.answer.config import ChatModelConfig
 from trainer.search.answer.generator import estimated_words, image_messages
 from trainer.search.answer.paid_chat import CachedChat
 from trainer.search.curation.config_sections import VerifierConfig
+from trainer.search.curation.reanswer import object_schema
 from trainer.search.verification.quotes import QuoteCheck
 
 #: The name in keys and charges.
 VERIFIER = "verifier"
 #: The schema of its answer. Lengths are checked here, because some servers refuse them.
-SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "sure": {"type": "boolean"},
-        "answer": {"type": "string"},
-        "evidence": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"picture": {"type": "integer"}, "quote": {"type": "string"}},
-                "required": ["picture", "quote"],
-                "additionalProperties": False,
-            },
-        },
+SCHEMA: Final = object_schema(
+    sure={"type": "boolean"},
+    answer={"type": "string"},
+    evidence={
+        "type": "array",
+        "items": object_schema(picture={"type": "integer"}, quote={"type": "string"}),
     },
-    "required": ["sure", "answer", "evidence"],
-    "additionalProperties": False,
-}
+)
 _LONGEST, _QUOTES = 2000, 20  # max characters of a text, and max quotes
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 

@@ -85,13 +85,12 @@ def _page(
         page for decision in decisions for page in prompts[decision.row_id].question.gold
     )
     names = {page: f"page{number}" for number, page in enumerate(gold)}
-    images = [(names[page], *_data_url(load_page(page), cfg.worksheet_width)) for page in gold]
     return render_html(
         "trainer/search/verification/worksheet.html",
         count=count,
         classes=CLASSES,
         person=PERSON,
-        pictures=[(name, Markup(data), width, height) for name, data, width, height in images],
+        pictures=[(names[page], *_data_url(load_page(page), cfg.worksheet_width)) for page in gold],
         rows=[_row_values(decision, prompts[decision.row_id], names) for decision in decisions],
     )
 
@@ -110,15 +109,15 @@ def _row_values(
     }
 
 
-def _data_url(png: bytes, width: int) -> tuple[str, int, int]:
+def _data_url(png: bytes, width: int) -> tuple[Markup, int, int]:
     """Return a page as a data URL of at most `width`, and its size."""
     try:
         image = read_image(png)
     except ImageError:
-        return "data:,", 16, 9
+        return Markup("data:,"), 16, 9
     if image.width > width:
         image = image.resize((width, max(1, round(image.height * width / image.width))))
     buffer = BytesIO()
     image.save(buffer, "JPEG", quality=_QUALITY)
     url = f"data:image/jpeg;base64,{b64encode(buffer.getvalue()).decode()}"
-    return url, image.width, image.height
+    return Markup(url), image.width, image.height

@@ -50,8 +50,9 @@ def small_disk(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
     monkeypatch.setattr(sqlite3, "connect", connected)
 
 
-def test_things_come_back_as_they_were_in_their_order() -> None:
-    spool = DiskSpool(NumberedRecord)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_things_come_back_as_they_were_in_their_order(compressed: bool) -> None:
+    spool = DiskSpool(NumberedRecord, compressed=compressed)
     for record in RECORDS:
         spool.append(record)
     assert list(spool) == RECORDS and list(spool) == RECORDS

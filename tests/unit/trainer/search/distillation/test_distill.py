@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.disk_spool import DiskSpool
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import read_prompts
-from trainer.search.distillation.choose import EpisodeTextStore
+from trainer.search.distillation.choose import EpisodeText, add_text
 from trainer.search.distillation.distill import make_distilled
-from trainer.search.distillation.spool import row_spool
+from trainer.search.distillation.spool import RowSpool
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import GeneratedAnswer, Trajectory
 from trainer.sft.curation_record import CurationRecord, RecordEntry
@@ -336,11 +339,10 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
     folder = text_run(tmp_path / "run", episodes)
     del episodes
     cfg = CurationConfig.model_validate({"distill": {"model": str(model), "duplicates": "keep"}})
-    writer = EpisodeTextStore()
+    texts = DiskSpool(EpisodeText)
     tracemalloc.start()
-    prompts, read = read_prompts([folder], cfg, writer.visit)
-    with row_spool() as spool:
-        result = make_distilled(prompts, writer.spool, read, cfg, spool)
+    prompts, read = read_prompts([folder], cfg, partial(add_text, texts))
+    result = make_distilled(prompts, texts, read, cfg, RowSpool(), PriorDecisions())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(sample.is_kept for sample in result.decisions) == 4

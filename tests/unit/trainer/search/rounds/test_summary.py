@@ -24,8 +24,7 @@ def round_summary(
         episodes=1,
         reward=reward_words(reward),
         held_out={"eval": (stats[0], stats[1])},
-        rows={},
-        reasons={},
+        counts={},
         steps={},
     )
 

@@ -139,7 +139,7 @@ def test_a_long_run_shows_some_of_each_step(
     displayed_ids = re.findall(r'class="score">(\d-\d) ', page)
     assert displayed_ids == ["1-0", "1-1", "2-0", "2-1", "3-0", "3-1"]
     assert "6 episodes of 12" in page and "r, steps 1 to 3" in page
-    only = write_view(run, run / "other.html", steps=[2]).read_text("utf-8")
+    only = write_view(run, steps=[2]).read_text("utf-8")
     assert re.findall(r'class="score">(\d-\d) ', only) == ["2-0", "2-1", "2-2", "2-3"]
 
 
