@@ -214,19 +214,16 @@ class AnswerJudge:
             return None
         used, calls = result.usage, result.upstream_calls
         if used is not None:
-            prompt_tokens = used.prompt_tokens or estimated.prompt_tokens
-            return self._money.count(
-                "judge", prompt_tokens, used.completion_tokens or estimated.completion_tokens
-            )
-        if calls:
-            prompt_tokens, completion_tokens = (
-                calls * estimated.prompt_tokens,
-                calls * estimated.completion_tokens,
-            )
-            return self._money.count("judge", prompt_tokens, completion_tokens)
-        if isinstance(result, Failed) and result.error.type == "model_failure":
-            return self._money.count("judge", *reserved)
-        return None
+            prompt = used.prompt_tokens or estimated.prompt_tokens
+            completion = used.completion_tokens or estimated.completion_tokens
+        elif calls:
+            prompt = calls * estimated.prompt_tokens
+            completion = calls * estimated.completion_tokens
+        elif isinstance(result, Failed) and result.error.type == "model_failure":
+            prompt, completion = reserved
+        else:
+            return None
+        return self._money.count("judge", prompt, completion)
 
     async def _raise_if_other(self, error: ServiceUnreachable | ServiceError) -> None:
         """Raise UserError if the key is refused or if another judge answers than before.

@@ -161,11 +161,10 @@ class CachedChat:
 
     def _count(self, choice: Choice, prompt: int, words: int, num_images: int) -> ApiUsage:
         # If a server does not count tokens: the reserved number, so the cap still holds.
-        prompt_tokens, completion_tokens = choice.prompt_tokens, choice.completion_tokens
-        prompt_tokens = prompt if prompt_tokens is None else prompt_tokens
-        completion_tokens = (
-            self.cfg.max_output_tokens if completion_tokens is None else completion_tokens
-        )
+        prompt_tokens = prompt if choice.prompt_tokens is None else choice.prompt_tokens
+        completion_tokens = choice.completion_tokens
+        if completion_tokens is None:
+            completion_tokens = self.cfg.max_output_tokens
         if num_images:  # the server may count more than estimated
             tokens_per_image = -(-(prompt_tokens - words) // num_images)
             self._tokens_per_image = max(self._tokens_per_image, tokens_per_image)

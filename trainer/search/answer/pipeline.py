@@ -129,25 +129,18 @@ class AnswerPipeline:
         question = trajectory.question
         answer = await generator.answer(question.question, pngs)
         self._counts["cached" if answer.charge.cached else answer.status] += 1
-        if answer.text is None:
-            failed = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
-            grounded = failed if judging.cfg.grounded else None
-            update = {"answer": answer, "judged": failed, "grounded": grounded}
-            return trajectory.model_copy(update=update)
-        judged, grounded = await self._judged(judging, question, answer.text, pngs)
-        self._counts[f"judged_{judged.status}"] += 1
+        judged: JudgedAnswer | None
+        if (text := answer.text) is None:
+            judged = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
+            grounded = judged if judging.cfg.grounded else None
+        else:
+            judged, grounded = await gather_or_cancel(
+                (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
+            )
+            assert judged is not None
+            self._counts[f"judged_{judged.status}"] += 1
         update = {"answer": answer, "judged": judged, "grounded": grounded}
         return trajectory.model_copy(update=update)
-
-    async def _judged(
-        self, judging: AnswerJudge, question: Question, text: str, pngs: Mapping[str, bytes]
-    ) -> tuple[JudgedAnswer, JudgedAnswer | None]:
-        """Return both verdicts, requested concurrently."""
-        judged, grounded = await gather_or_cancel(
-            (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
-        )
-        assert judged is not None
-        return judged, grounded
 
     def _skip(self, trajectory: Trajectory, reason: str, score: float | None) -> Trajectory:
         self._counts["no_evidence" if score is not None else "not_answered"] += 1
@@ -169,12 +162,8 @@ class AnswerPipeline:
                     else SharedSpendTracker(self.cfg.money, paid_answers.spent(), shared.calls)
                 )
                 generator = Generator(self.cfg.generator, paid_answers, money)
-                self._parts = (
-                    paid_answers,
-                    money,
-                    generator,
-                    AnswerJudge(self.cfg.judge, paid_answers, money),
-                )
+                judging = AnswerJudge(self.cfg.judge, paid_answers, money)
+                self._parts = paid_answers, money, generator, judging
             except BaseException:
                 paid_answers.close()
                 raise

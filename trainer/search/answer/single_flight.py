@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from scorekit.net.tasks import cancel_all
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Call(Generic[T]):
-    """A pending call that several callers may wait for. started: the call has begun to run."""
-
-    task: asyncio.Task[tuple[T, bool]]
-    started: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SingleFlight(Generic[T]):
@@ -29,7 +20,8 @@ class SingleFlight(Generic[T]):
 
     def __init__(self, deadline_s: float | None = None) -> None:
         self._deadline_s = deadline_s
-        self._calls: dict[bytes, _Call[T]] = {}
+        #: Key -> a pending call, and whether it has begun to run.
+        self._calls: dict[bytes, tuple[asyncio.Task[tuple[T, bool]], asyncio.Event]] = {}
 
     async def get(
         self,
@@ -41,22 +33,23 @@ class SingleFlight(Generic[T]):
         call: gets a function to call at its start; returns the value and whether it was paid for.
         Raises what `call` raises, TimeoutError at the deadline.
         """
-        pending, is_first = self._calls.get(key), False
-        if pending is None:  # no await before it is registered, so equal calls see it
-            pending, is_first = self._start(key, call), True
-        await pending.started.wait()
+        is_first = key not in self._calls
+        if is_first:  # no await before it is registered, so equal calls see it
+            self._start(key, call)
+        task, started = self._calls[key]
+        await started.wait()
         async with asyncio.timeout(self._deadline_s):
-            value, paid = await asyncio.shield(pending.task)
+            value, paid = await asyncio.shield(task)
         return value, paid and is_first
 
     def _start(
         self,
         key: bytes,
         call: Callable[[Callable[[], None]], Coroutine[Any, Any, tuple[T, bool]]],
-    ) -> _Call[T]:
+    ) -> None:
         started = asyncio.Event()
         task = asyncio.create_task(call(started.set))
-        pending = self._calls[key] = _Call(task, started)
+        self._calls[key] = task, started
 
         def forget(finished: asyncio.Task[tuple[T, bool]]) -> None:
             started.set()
@@ -65,8 +58,7 @@ class SingleFlight(Generic[T]):
                 finished.exception()  # mark the error as retrieved, even without a waiting caller
 
         task.add_done_callback(forget)
-        return pending
 
     async def close(self) -> None:
         """Cancel all pending calls."""
-        await cancel_all(pending.task for pending in self._calls.values())
+        await cancel_all(task for task, _ in self._calls.values())
