@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import isfinite
 from typing import Final, Literal, TypeAlias
 
-from pydantic_core import from_json
+from pydantic import ConfigDict, TypeAdapter
 
 from scorekit.text.markup import UNSEEN
 from trainer.search.records import Region
@@ -106,6 +105,7 @@ Action: TypeAlias = Search | Crop | Complete | Invalid
 # Possessive (*+): otherwise n blanks after a "<" are scanned n * n times.
 _ACTION_TAG = re.compile(r"<\s*+(/?)\s*+(search_complete|search|bbox)\s*+(/?)\s*+>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"<\s*+(/?)\s*+think\s*+>", re.IGNORECASE)
+_BOX = TypeAdapter(Region, config=ConfigDict(strict=True, allow_inf_nan=False))
 _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer(?:\s[^<>]*+)?/?>", re.IGNORECASE)
 
 
@@ -177,16 +177,6 @@ def _query(body: str) -> Search | Invalid:
 
 def _box(body: str) -> Crop | Invalid:
     try:
-        value = from_json(body.strip(), allow_inf_nan=False)
-    except (ValueError, TypeError):  # TypeError: a lone surrogate
+        return Crop(_BOX.validate_json(body.strip()))
+    except ValueError:
         return Invalid("box_form")
-    if not isinstance(value, list) or len(value) != 4:
-        return Invalid("box_form")
-    if any(isinstance(side, bool) or not isinstance(side, int | float) for side in value):
-        return Invalid("box_form")
-    try:
-        x1, y1, x2, y2 = map(float, value)
-    except OverflowError:
-        return Invalid("box_form")
-    finite = all(map(isfinite, (x1, y1, x2, y2)))  # JSON has no infinity, but 1e999
-    return Crop((x1, y1, x2, y2)) if finite else Invalid("box_form")

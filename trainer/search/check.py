@@ -26,6 +26,7 @@ from trainer.runs.config import set_key
 from trainer.search.answer.answer_cache import judge_of
 from trainer.search.answer.answer_judge import check_judge, judge_name
 from trainer.search.answer.paid_chat import chat_client
+from trainer.search.answer.pipeline import answers_path
 from trainer.search.config import SearchConfig
 from trainer.search.data import (
     documents,
@@ -273,11 +274,8 @@ def _generator(cfg: SearchConfig) -> tuple[None, str]:
     generator = cfg.answering.generator
 
     async def check_server() -> None:
-        client = chat_client(generator, "generator")
-        try:
+        async with chat_client(generator, "generator") as client:
             await client.check()
-        finally:
-            await client.close()
 
     asyncio.run(check_server())
     effort = f", effort {generator.effort}" if generator.effort else ""
@@ -297,11 +295,10 @@ def _judge(cfg: SearchConfig) -> tuple[None, str]:
     judge = cfg.answering.judge
 
     async def get_name() -> str:
-        client = ScoringClient(judge.url, timeout_s=judge.timeout_s, deadline_s=judge.deadline_s)
-        try:
+        async with ScoringClient(
+            judge.url, timeout_s=judge.timeout_s, deadline_s=judge.deadline_s
+        ) as client:
             return judge_name(await check_judge(client, judge))
-        finally:
-            await client.close()
 
     name = asyncio.run(get_name())
     first_name = _first_judge(cfg)
@@ -318,9 +315,7 @@ def _first_judge(cfg: SearchConfig) -> str | None:
     folder = Path(cfg.misc.run_dir)
     if not (folder / FOLDER / "store.json").is_file():
         return None
-    answers_path = cfg.answering.answers
-    path = folder / "answers.sqlite" if answers_path is None else Path(answers_path)
-    return judge_of(path, TrajectoryStore(folder / FOLDER).run)
+    return judge_of(answers_path(cfg.answering, folder), TrajectoryStore(folder / FOLDER).run)
 
 
 def _vllm(cfg: SearchConfig) -> tuple[None, str]:

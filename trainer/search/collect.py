@@ -9,9 +9,9 @@ import json
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from scorekit.config import read_config
 from scorekit.errors import ScorekitError, UserError
@@ -24,7 +24,7 @@ from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
 from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
-from trainer.search.data import check_gold, hold_against_index, load_questions
+from trainer.search.data import check_gold, hold_against_index, load_train
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Question, Trajectory
@@ -33,6 +33,7 @@ from trainer.search.services import (
     check_index,
     has_page,
     open_policy_and_services,
+    run_name,
 )
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -60,7 +61,7 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
     the current step. Raises UserError for what the user can fix (the money is spent),
     ServiceUnreachable if a service is unavailable.
     """
-    questions = _questions(cfg, limit)
+    questions = load_train(cfg, limit)
     if cfg.rollout.online_budget.n_max is not None:
         raise UserError(
             "rollout.online_budget.n_max: only training chooses episodes by their results. Set it "
@@ -72,14 +73,13 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
         done = _steps_done(cfg, folder) if resume else None
         if done is None:
             check_run_dir(cfg)
-        run = _name_of(folder) if done is not None else f"{folder.name}-{uuid4().hex[:8]}"
+        run = run_name(folder, resume)
         stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
         with open_policy_and_services(
             cfg, run=run, load_image=lambda name: stores[0].read_image(name)
         ) as services:
-            questions = hold_against_index(
-                questions, lambda page: has_page(services.retriever, page), cfg.data
-            )
+            is_indexed = partial(has_page, services.retriever)
+            questions = hold_against_index(questions, is_indexed, cfg.data)
             if done is not None:
                 check_index(folder, services.index)
             runlog = RunLog(cfg, done=done)
@@ -90,19 +90,6 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
             shutdown.is_deferring = True
             steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown)
             return steps.go(done or 0)
-
-
-def _questions(cfg: SearchConfig, limit: int | None) -> list[Question]:
-    if cfg.data.train is None:
-        raise UserError("data.train: not set. Give a file of questions.")
-    limits = [
-        max_questions
-        for max_questions in (cfg.data.train_limit, limit)
-        if max_questions is not None
-    ]
-    return load_questions(
-        cfg.data.train, cfg.data, split=cfg.data.train_split, limit=min(limits, default=None)
-    )
 
 
 def _steps_done(cfg: SearchConfig, folder: Path) -> int | None:
@@ -121,10 +108,6 @@ def _steps_done(cfg: SearchConfig, folder: Path) -> int | None:
     while done and not logged[done]:  # no service answered: run the step again
         done -= 1
     return done
-
-
-def _name_of(folder: Path) -> str:
-    return TrajectoryStore(folder / FOLDER).run
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
@@ -42,7 +42,7 @@ from trainer.search.evaluation.compare import compare_episodes, episodes_of, lin
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions
 from trainer.search.evaluation.report import write_comparison, write_evaluation
 from trainer.search.records import Question
-from trainer.search.services import SearchServices, has_page, open_services
+from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_view
@@ -112,7 +112,7 @@ def _evaluate(
     world: DistributedContext,
 ) -> list[dict[str, EvaluatedPolicy]]:
     """Return the evaluations of each candidate by set, then those of an earlier folder, if any."""
-    run = world.gather([f"{Path(cfg.misc.run_dir).name}-{uuid4().hex[:8]}"])[0]
+    run = world.gather([run_name(Path(cfg.misc.run_dir))])[0]
     stores: list[TrajectoryStore] = []  # the last one is in use
     evaluations: list[dict[str, EvaluatedPolicy]] = []
     with open_services(
@@ -166,9 +166,7 @@ def _indexed(
 ) -> list[Question]:
     """Return the questions whose pages are in the index."""
     check_gold(questions, cfg.reward.weights["ndcg"])
-    return hold_against_index(
-        questions, lambda page: has_page(search_services.retriever, page), cfg.data
-    )
+    return hold_against_index(questions, partial(has_page, search_services.retriever), cfg.data)
 
 
 def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) -> Sets:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
@@ -38,7 +38,7 @@ from trainer.search.evaluation.stats import table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
-from trainer.search.services import SearchServices, has_page, open_services
+from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.allocation import LEAST
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
@@ -135,7 +135,7 @@ def _open_loop(
     """Open the services, load the policy and open the run directory."""
     cfg, world, folder = start.cfg, start.world, Path(start.cfg.misc.run_dir)
     inputs = inspect_policy(cfg)
-    name = world.gather([_name_of_run(folder, start.resume)])[0]
+    name = world.gather([run_name(folder, start.resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = open_services(
         cfg, run=name, load_image=lambda name: stores[0].read_image(name), world=world
@@ -155,13 +155,6 @@ def _open_loop(
     return TrainingLoop(replace(run, cfg=cfg.model_copy(update={"rl": rl})), task)
 
 
-def _name_of_run(folder: Path, resume: bool) -> str:
-    """Return the name of the resumed run, so its cost counts; else a new name."""
-    if resume and (folder / FOLDER / "store.json").is_file():
-        return TrajectoryStore(folder / FOLDER).run
-    return f"{folder.name}-{uuid4().hex[:8]}"
-
-
 def _indexed_questions(
     connections: SearchServices,
     train: Sequence[Question],
@@ -170,18 +163,13 @@ def _indexed_questions(
     world: DistributedContext,
 ) -> tuple[list[Question], dict[str, list[Question]]]:
     """Return the questions whose pages are in the index, and warn of shared documents."""
-
-    def indexed(questions: Sequence[Question]) -> list[Question]:
-        return hold_against_index(
-            questions, lambda page: has_page(connections.retriever, page), cfg.data
-        )
-
+    is_indexed = partial(has_page, connections.retriever)
     held_out = {
-        name: indexed(questions)[: cfg.eval.eval_limit]
+        name: hold_against_index(questions, is_indexed, cfg.data)[: cfg.eval.eval_limit]
         for name, questions in sets.items()
         if questions
     }
-    train = indexed(train)
+    train = hold_against_index(train, is_indexed, cfg.data)
     for name, questions in held_out.items() if world.is_main else ():
         if warning := in_both(set_key(name), train, questions):
             log.warning("%s", warning)
