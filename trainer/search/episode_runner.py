@@ -43,7 +43,7 @@ class EpisodeRunner:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.cfg, self.stream, self.store, self.world = cfg, stream, store, world
-        self._should_stop = should_stop
+        self.should_stop = should_stop
         self._retriever = WatchedRetriever(retriever, should_stop, tolerates_outage)
         self._tools = SearchTools(
             self._retriever, cfg.episode, store.save_image, cfg.original_pixels
@@ -158,7 +158,7 @@ class EpisodeRunner:
         group_by_id = {id: trajectory.group for id, trajectory in finished.items()}
         try:
             with_rewards = self.stream.collect(
-                step, group_by_id, self.cfg.rollout.deadline_s, self._should_stop
+                step, group_by_id, self.cfg.rollout.deadline_s, self.should_stop
             )
         except (ScorekitError, WaitAborted) as error:
             stop_error = error

@@ -156,7 +156,7 @@ def _reports(
     with opened(candidate, world) as policy:
         episodes = begin(candidate)
         return {
-            name: evaluate_questions(episodes, policy, questions, world, step=step, name=name)
+            name: evaluate_questions(episodes, policy, questions, step=step, name=name)
             for step, (name, questions) in enumerate(sets.items(), 1)
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -28,7 +28,7 @@ from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
-from trainer.search.training.buffered import BufferedEpisodes, StoredEpisodes
+from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner
 from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
 from trainer.search.training.stats import without_spread
@@ -46,14 +46,6 @@ class SearchBatch(Batch[Rollout, Trajectory]):
     decisions: list[BudgetDecision] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _SampledEpisodes:
-    """The finished episodes of this process and their rollouts, by trajectory id."""
-
-    finished: dict[str, Trajectory]
-    rollouts: dict[str, Rollout]
-
-
 class EpisodeCollector:
     """The collector of episodes: it samples those of an update and waits for their rewards.
 
@@ -68,18 +60,15 @@ class EpisodeCollector:
         searcher: SearchLearner,
         world: DistributedContext,
         buffer: RolloutBuffer | None = None,
-        should_stop: Callable[[], bool] | None = None,
         budget: OnlineBudget | None = None,
     ) -> None:
         """Prepare to collect batches, one at a time.
 
-        episodes: its world is `world`. world, buffer, should_stop: as
-        `OpensCollectors.open_collector` says. budget: decides the numbers of episodes; None: they
-        are those of the rows.
+        episodes: its world is `world`. world, buffer: as `OpensCollectors.open_collector` says.
+        budget: decides the numbers of episodes; None: they are those of the rows.
         """
         self.cfg, self.world, self.episodes, self.searcher = run.cfg, world, episodes, searcher
         self.budget = budget
-        self._should_stop = should_stop or (lambda: bool(run.shutdown.signal_number))
         self._buffered: BufferedEpisodes | None = None
         if buffer is not None:
             load_image = episodes.store.read_image
@@ -175,7 +164,7 @@ class EpisodeCollector:
             if (reason := outage_reason(final)) is None:
                 return final, self._gather_rollouts(sampled.rollouts, final)
             self._store(update, {**batch.final, **final})
-            is_stopping = any(self.world.gather([self._should_stop()]))
+            is_stopping = any(self.world.gather([self.episodes.should_stop()]))
             if is_stopping or not self._goes_on(update, num_tries, reason):
                 return None
             attempt = self._next_attempt(update)
@@ -194,7 +183,7 @@ class EpisodeCollector:
         counts: Mapping[int, int],
         batch: SearchBatch,
         clock: PhaseTimer,
-    ) -> _SampledEpisodes:
+    ) -> FinishedEpisodes:
         """Run the episodes of questions, each process its part. counts: of each position."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
         world.set_phase(f"update {update}, sampling")
@@ -239,7 +228,7 @@ class EpisodeCollector:
                 world.set_phase(f"update {update}, log probabilities")
                 add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
                 clock.lap("logprob_s")
-        return _SampledEpisodes(finished, rollouts)
+        return FinishedEpisodes(finished, rollouts)
 
     def _counts(
         self,
@@ -255,7 +244,7 @@ class EpisodeCollector:
         batch.decisions.append(self.budget.decide(update, number, chosen))
         return batch.decisions[-1].counts
 
-    def _stored_episodes(self, update: int, counts: Mapping[int, int]) -> StoredEpisodes:
+    def _stored_episodes(self, update: int, counts: Mapping[int, int]) -> FinishedEpisodes:
         """Return the episodes of questions that an earlier start has finished.
 
         If this process samples, they are returned only if none is missing: then the batch's random
@@ -263,7 +252,7 @@ class EpisodeCollector:
         """
         cfg = self.cfg
         if self._buffered is None:
-            return StoredEpisodes()
+            return FinishedEpisodes()
         ids = {
             f"{update}-{position}-{sample}"
             for position, count in counts.items()
@@ -271,7 +260,7 @@ class EpisodeCollector:
         }
         stored = self._buffered.read(update, ids, cfg.rl.max_staleness)
         if cfg.generation.engine == "generate" and len(stored.finished) < len(ids):
-            return StoredEpisodes(dropped=stored.dropped)
+            return FinishedEpisodes(dropped=stored.dropped)
         return stored
 
     def _gather_rollouts(

@@ -210,9 +210,7 @@ class SearchTask:
             should_stop=should_stop or (lambda: bool(shutdown.signal_number)),
         )
         budget = self._open_budget(world)
-        return EpisodeCollector(
-            self._run, episodes, self.searcher, world, buffer, should_stop, budget
-        )
+        return EpisodeCollector(self._run, episodes, self.searcher, world, buffer, budget)
 
     def _open_budget(self, world: DistributedContext) -> OnlineBudget | None:
         if self.cfg.rollout.online_budget.n_max is None:
@@ -277,9 +275,7 @@ class SearchTask:
         questions = self.searcher.learner.sets[name]
         try:
             with autocast(self.world.device, self.cfg.misc.dtype):
-                return evaluate_questions(
-                    self.episodes, policy, questions, self.world, step=0, name=name
-                )
+                return evaluate_questions(self.episodes, policy, questions, step=0, name=name)
         except WaitAborted:
             return None
         except (UserError, IndexChanged) as error:
