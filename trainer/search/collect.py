@@ -27,7 +27,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_train
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.stats import compute_stats
-from trainer.search.records import Question, Trajectory
+from trainer.search.records import Question
 from trainer.search.services import (
     PolicyAndServices,
     check_index,
@@ -160,7 +160,15 @@ class _Steps:
         """Run one step and return whether any of its episodes has a reward."""
         stream = self.services.stream
         try:
-            final = self._run_episodes(step, start, batch, advance)
+            has_run = self.episodes.run(
+                self.services.policy,
+                list(enumerate(batch, start)),
+                step=step,
+                attempt=self.store.next_attempt(step),
+                samples=self.cfg.rollout.n_agent,
+                on_done=lambda _: advance(1),
+            )
+            final = self.episodes.collect_rewards(step, has_run)
         except ScorekitError as error:  # a service is unavailable, or the money is spent
             # Store what is finished, so that people can inspect it. The step is not logged: a
             # resumed run repeats it.
@@ -175,20 +183,4 @@ class _Steps:
             row |= self.services.answering.stats()
         self.runlog.write_update(row)
         self.runlog.sync()
-        return any(
-            trajectory.reward is not None and trajectory.reward.status == "ok"
-            for trajectory in final.values()
-        )
-
-    def _run_episodes(
-        self, step: int, start: int, batch: Sequence[Question], advance: Callable[[int], None]
-    ) -> dict[str, Trajectory]:
-        finished = self.episodes.run(
-            self.services.policy,
-            list(enumerate(batch, start)),
-            step=step,
-            attempt=self.store.next_attempt(step),
-            samples=self.cfg.rollout.n_agent,
-            on_done=lambda _: advance(1),
-        )
-        return self.episodes.collect_rewards(step, finished)
+        return any(trajectory.reward_value is not None for trajectory in final.values())

@@ -260,6 +260,11 @@ class Trajectory(Record):
         return self.end == "forced"
 
     @property
+    def reward_value(self) -> float | None:
+        """Return the value of the reward; None without one."""
+        return None if self.reward is None else self.reward.value
+
+    @property
     def success(self) -> bool | None:
         """Return whether the answer counts as right; None without a judge's score."""
         if self.judged is None or self.judged.score is None:

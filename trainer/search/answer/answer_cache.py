@@ -215,14 +215,10 @@ class PaidAnswerCache:
 
     async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         def write(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN IMMEDIATE")
-            try:
+            with db:  # commits, or rolls back after an error
+                db.execute("BEGIN IMMEDIATE")
                 for statement, values in statements:
                     db.execute(statement, values)
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
 
         if identity_of(self.path) != self._file:
             raise UserError(

@@ -14,7 +14,7 @@ from trainer.search.answer.evidence import evidence_images
 from trainer.search.answer.generator import Generator
 from trainer.search.answer.run_share import RunShare, part_of_limits
 from trainer.search.answer.shared_money import SharedSpendTracker
-from trainer.search.answer.spending import SpendTracker, sum_charges
+from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import (
     ApiUsage,
     GeneratedAnswer,
@@ -72,11 +72,6 @@ class AnswerPipeline:
             await generator.close()
             await judging.close()
             paid_answers.close()
-
-    @property
-    def totals(self) -> ApiUsage:
-        """Return the sum of `spent`."""
-        return sum_charges(self.spent.values())
 
     @property
     def spent(self) -> dict[str, ApiUsage]:

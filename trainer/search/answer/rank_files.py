@@ -124,18 +124,14 @@ def _merge(db: sqlite3.Connection, file: Path) -> None:
         if health != b"ok":
             raise sqlite3.DatabaseError(f"{file.name} is damaged")
         ((tables,),) = db.execute(_TABLES)
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with db:  # commits, or rolls back after an error
+            db.execute("BEGIN IMMEDIATE")
             db.execute(_TAKEN)
             # A process may have been killed between taking a file over and removing it.
             is_new = db.execute("INSERT OR IGNORE INTO taken VALUES (?)", (file.name,)).rowcount
             # A file without all tables was killed while it was created.
             for statement in _MERGES if is_new and tables == 3 else ():
                 db.execute(statement)
-            db.execute("COMMIT")
-        finally:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
     finally:
         db.execute("DETACH other")
 

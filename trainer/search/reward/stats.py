@@ -19,8 +19,8 @@ def group_rewards(collected: Mapping[str, Trajectory]) -> dict[str, dict[str, fl
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     for id, trajectory in collected.items():
         of_group = groups[trajectory.group]
-        if trajectory.reward is not None and trajectory.reward.value is not None:
-            of_group[id] = trajectory.reward.value
+        if trajectory.reward_value is not None:
+            of_group[id] = trajectory.reward_value
     return dict(groups)
 
 

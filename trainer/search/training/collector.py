@@ -28,6 +28,7 @@ from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
+from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner
 from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
@@ -187,12 +188,14 @@ class EpisodeCollector:
         """Run the episodes of questions, each process its part. counts: of each position."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
         world.set_phase(f"update {update}, sampling")
-        policy = searcher.policy(
+        policy = SampledPolicy(
             sampler,
+            searcher.ids,
             cfg.generation,
-            world,
+            name="policy",
+            context=searcher.context,
+            world=world,
             seed=stream_seed("episodes", cfg.misc.seed, update),
-            with_logprobs=True,
             deterministic=cfg.rollout.deterministic,
         )
         stored = self._stored_episodes(update, counts)

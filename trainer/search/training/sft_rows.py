@@ -220,10 +220,9 @@ def _as_row(
     replies = [message for message in chat if message["role"] == "assistant"]
     for number in left_out:
         replies[number]["weight"] = 0
-    reward = trajectory.reward.value if trajectory.reward else None
     row = {
         "id": trajectory.trajectory_id,
-        "reward": reward,
+        "reward": trajectory.reward_value,
         "messages": chat,
         **id_columns(episode),
     }
@@ -245,10 +244,10 @@ def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | 
         return f"ended as {trajectory.end}"
     if min_reward is None:
         return None
-    reward = trajectory.reward.value if trajectory.reward else None
-    if reward is None:
+    if trajectory.reward_value is None:
         return "no reward"
-    return f"a reward below {min_reward:g}" if below(reward, min_reward) else None
+    is_below = below(trajectory.reward_value, min_reward)
+    return f"a reward below {min_reward:g}" if is_below else None
 
 
 def save_images(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:

@@ -38,6 +38,7 @@ from trainer.search.evaluation.stats import table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
+from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.allocation import LEAST
@@ -252,7 +253,7 @@ class SearchTask:
             yield {
                 "trajectory_id": trajectory.trajectory_id,
                 "question": trajectory.question.id,
-                "reward": None if trajectory.reward is None else trajectory.reward.value,
+                "reward": trajectory.reward_value,
                 "advantage": advantage,
                 "learned": is_trained,
                 "tokens": sum(rollout.actions),
@@ -264,12 +265,15 @@ class SearchTask:
 
         None if the user must fix something first (`stop_reason`), or if the run is stopping.
         """
-        policy = self.searcher.policy(
+        policy = SampledPolicy(
             sampler,
+            self.searcher.ids,
             self.cfg.eval_generation(),
-            self.world,
-            seed=_SEED,
+            name="policy",
+            context=self.searcher.context,
+            world=self.world,
             with_logprobs=False,
+            seed=_SEED,
             deterministic=self.cfg.rollout.deterministic,
         )
         questions = self.searcher.learner.sets[name]

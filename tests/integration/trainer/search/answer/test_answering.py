@@ -39,7 +39,8 @@ def finished(served, folder, *trajectories, keep=None, **sections):
         try:
             await pipeline.check()
             done = [pipeline.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
-            return await asyncio.gather(*done), pipeline.totals, pipeline.stats()
+            answered = await asyncio.gather(*done)
+            return answered, sum_charges(pipeline.spent.values()), pipeline.stats()
         finally:
             await pipeline.close()
 
