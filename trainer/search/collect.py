@@ -88,7 +88,8 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
             stores.append(TrajectoryStore(folder / FOLDER, run))
             stores[0].cut(done or 0)
             shutdown.is_deferring = True
-            steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown)
+            episodes = EpisodeRunner(cfg, services.retriever, services.stream, stores[0])
+            steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown, episodes)
             return steps.go(done or 0)
 
 
@@ -118,11 +119,7 @@ class _Steps:
     store: TrajectoryStore
     runlog: RunLog
     shutdown: ShutdownHandler
-    episodes: EpisodeRunner = field(init=False)
-
-    def __post_init__(self) -> None:
-        services = self.services
-        self.episodes = EpisodeRunner(self.cfg, services.retriever, services.stream, self.store)
+    episodes: EpisodeRunner
 
     def go(self, done: int) -> Collected:
         """Run all steps after `done`."""

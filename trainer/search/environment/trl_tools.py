@@ -23,7 +23,7 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.net.loop_thread import LoopThread
 from trainer.search.config import SearchConfig
 from trainer.search.environment.environment import SearchEnvironment
-from trainer.search.environment.observation import EpisodeResult, Observation
+from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
 from trainer.search.records import Question
 from trainer.search.rollout.prompt import Message, opening
@@ -170,6 +170,7 @@ class SearchEpisode:
         return str(self._turn("<search_complete>true</search_complete>"))
 
     def _turn(self, action: str) -> Any:
+        """Return the content of TRL's tool message: a text, or a list with images."""
         if self._result is not None or self._error is not None:
             return ENDED
         try:
@@ -178,14 +179,10 @@ class SearchEpisode:
         except Exception as error:
             self._error = error
             return ENDED
-        if not observation.done:
-            return self._content(observation)
-        # The answer and its verdict are computed while other episodes go on.
-        self._result = self._thread.submit(self._environment.result())
-        return ENDED
-
-    def _content(self, observation: Observation) -> Any:
-        """Return the content of TRL's tool message: a text, or a list with images."""
+        if observation.done:
+            # The answer and its verdict are computed while other episodes go on.
+            self._result = self._thread.submit(self._environment.result())
+            return ENDED
         (message,) = observation.messages
         if not message.images:
             return message.text

@@ -154,7 +154,10 @@ class SearchTools:
     def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
         (answer,) = self._pages.search([query], top_k=self._cfg.top_k)
         if isinstance(answer, SampleError):
-            self._add_refusal(result, call, answer)
+            if answer.type in TEXT_ERROR_TYPES:
+                self._refuse(result, call, "query_refused", "the search takes no such query")
+            else:
+                result.failed = f"retriever: {answer.type}"
             return
         result.hits = list(answer)
         first = {hit.page_id: hit for hit in reversed(answer)}
@@ -175,12 +178,6 @@ class SearchTools:
             lines = [prompt.nothing_found(len(outcome.hits))]
         outcome.rank = hits[0].rank if hits else None
         outcome.text = self._text(lines, call)
-
-    def _add_refusal(self, outcome: ToolResult, call: ToolCall, error: SampleError) -> None:
-        if error.type in TEXT_ERROR_TYPES:
-            self._refuse(outcome, call, "query_refused", "the search takes no such query")
-        else:
-            outcome.failed = f"retriever: {error.type}"
 
     def _add_crop(self, outcome: ToolResult, call: ToolCall, view: _Got) -> None:
         if isinstance(view, str):

@@ -21,7 +21,6 @@ from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
-from trainer.runs.stats import Stats
 from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.images.processor import StoredImage
@@ -43,7 +42,7 @@ class SearchBatch(Batch[Rollout, Trajectory]):
     policy. waited: stats of waiting for rewards. decisions: of the online budget, by round."""
 
     final: Mapping[str, Trajectory] = field(default_factory=dict)
-    waited: Stats = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=dict)
     decisions: list[BudgetDecision] = field(default_factory=list)
 
 
@@ -160,7 +159,8 @@ class EpisodeCollector:
             self.world.set_phase(f"update {update}, rewards")
             final = self.episodes.collect_rewards(update, sampled.finished)
             clock.lap("reward_s")
-            self._note_waiting(batch)
+            for name in ("reward_waited_s", "reward_dropped"):
+                batch.waited[name] = batch.waited.get(name, 0) + self.episodes.stream.stats[name]
             batch.attempts = max(batch.attempts, num_tries)
             if (reason := outage_reason(final)) is None:
                 return final, self._gather_rollouts(sampled.rollouts, final)
@@ -327,11 +327,6 @@ class EpisodeCollector:
                 trajectory.model_copy(update={"attempt": latest}) for trajectory in final.values()
             ]
             self.episodes.store.write_step(update, updated)
-
-    def _note_waiting(self, batch: SearchBatch) -> None:
-        stream = self.episodes.stream
-        for name in ("reward_waited_s", "reward_dropped"):
-            batch.waited[name] = (batch.waited.get(name) or 0) + stream.stats[name]
 
 
 def outage_reason(final: Mapping[str, Trajectory]) -> str | None:

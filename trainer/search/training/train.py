@@ -225,9 +225,7 @@ class SearchTask:
         """Return the stats of rewards, groups, search behavior and cost, of all processes."""
         assert isinstance(batch, SearchBatch)
         answering = self.services.answering
-        own_stats = {name: value for name, value in batch.waited.items() if value is not None}
-        if answering is not None:
-            own_stats |= answering.stats()
+        own_stats = batch.waited | ({} if answering is None else answering.stats())
         stats = update_stats(batch.final) | merge_step_stats(self.world.gather([own_stats]))
         if self.collector.budget is not None:
             stats |= self.collector.budget.stats(batch.decisions, batch.final)
