@@ -215,11 +215,9 @@ def _gold(
 ) -> tuple[list[Question], str]:
     usable = hold_against_index(questions, partial(has_page, retriever), cfg.data)
     num_missing = len(questions) - len(usable)
-    left_out = (
-        f"; {num_missing} questions name others: left out (data.missing_gold)"
-        if num_missing
-        else ""
-    )
+    left_out = ""
+    if num_missing:
+        left_out = f"; {num_missing} questions name others: left out (data.missing_gold)"
     return usable, f"the index has those of {len(usable)} questions{left_out}"
 
 

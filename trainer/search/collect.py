@@ -138,10 +138,9 @@ class _Steps:
                     return self._end(f"{problem}. Fix the cause and continue with --resume.", 3)
                 if self.shutdown.signal_number and step < len(starts):
                     name = signal.Signals(self.shutdown.signal_number).name
-                    stop_text = (
-                        f"{name} after step {step} of {len(starts)}. Continue with --resume."
-                    )
-                    return self._end(stop_text, 128 + self.shutdown.signal_number)
+                    stop = f"{name} after step {step} of {len(starts)}"
+                    exit_code = 128 + self.shutdown.signal_number
+                    return self._end(f"{stop}. Continue with --resume.", exit_code)
         return self._end()
 
     def _end(self, stopped: str | None = None, exit_code: int = 0) -> Collected:

@@ -24,6 +24,13 @@ def group_rewards(collected: Mapping[str, Trajectory]) -> dict[str, dict[str, fl
     return dict(groups)
 
 
+def without_spread(final: Mapping[str, Trajectory]) -> set[str]:
+    """Return the groups with equal rewards or with fewer than two rewards: they teach nothing."""
+    return {
+        group for group, rewards in group_rewards(final).items() if len(set(rewards.values())) < 2
+    }
+
+
 def step_stats(collected: Mapping[str, Trajectory]) -> dict[str, float]:
     """Return the stats of episodes and groups.
 

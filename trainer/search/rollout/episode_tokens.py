@@ -120,11 +120,8 @@ class TurnTokenizer:
         if ids.count(image_id) != len(images):
             raise ValueError(f"{ids.count(image_id)} image marks for {len(images)} images")
         for token_id in ids:
-            joined += (
-                [token_id] * self.reader.ids(next(remaining))
-                if token_id == image_id
-                else [token_id]
-            )
+            times = self.reader.ids(next(remaining)) if token_id == image_id else 1
+            joined += [token_id] * times
         return joined
 
     def _text_ids(self, text: str) -> tuple[int, ...]:

@@ -159,11 +159,9 @@ def nothing_found(hits: int) -> str:
     """Return the text for a search without new pages. hits: number of its known pages."""
     if not hits:
         return "No page was found for this query. Search with other words."
-    return (
-        f"The {hits} pages found for this query were all shown before. Search with other words."
-        if hits > 1
-        else "The one page found for this query was shown before. Search with other words."
-    )
+    if hits == 1:
+        return "The one page found for this query was shown before. Search with other words."
+    return f"The {hits} pages found for this query were all shown before. Search with other words."
 
 
 def correction(

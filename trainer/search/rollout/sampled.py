@@ -101,7 +101,8 @@ class SampledPolicy(Policy):
                 )
             except CompletionFailed as error:
                 return TurnOutput(end="failed", detail=f"policy: {error}"[:LONGEST_DETAIL])
-        return self._note(request, sampled)
+        self._states[request.trajectory_id].joined.add_turn(sampled)
+        return TurnOutput(self.ids.text(sampled.token_ids), len(sampled.token_ids))
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
         """Return the ids of an episode; its rollout is in `ended_episodes`."""
@@ -151,10 +152,6 @@ class SampledPolicy(Policy):
             seed=stream_seed("turns", self._seed, request.trajectory_id, request.turn),
             affinity=request.trajectory_id,
         )
-
-    def _note(self, request: TurnRequest, sampled: SampledCompletion) -> TurnOutput:
-        self._states[request.trajectory_id].joined.add_turn(sampled)
-        return TurnOutput(self.ids.text(sampled.token_ids), len(sampled.token_ids))
 
 
 def context_of(model_config: Any, cfg: EpisodeConfig) -> int:

@@ -25,13 +25,13 @@ from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
+from trainer.search.reward.stats import without_spread
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner
 from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
-from trainer.search.training.stats import without_spread
 
 log = logging.getLogger(__name__)
 
@@ -365,12 +365,9 @@ def failures(final: Mapping[str, Trajectory]) -> list[Trajectory]:
 
 def blocking_reason(subject: str, error: Exception) -> str:
     """Return a line that says why a run stops and what to do."""
-    message = str(error)
-    return (
-        message
-        if "--resume" in message
-        else f"{subject}: {message}. Fix the cause and continue with --resume."
-    )
+    if "--resume" in str(error):
+        return str(error)
+    return f"{subject}: {error}. Fix the cause and continue with --resume."
 
 
 def _position(trajectory_id: str) -> int:

@@ -34,9 +34,10 @@ from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
-from trainer.search.evaluation.stats import table
+from trainer.search.evaluation.stats import compute_stats, table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
+from trainer.search.reward.stats import step_stats, without_spread
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.services import SearchServices, has_page, open_services, run_name
@@ -45,7 +46,6 @@ from trainer.search.training.allocation import LEAST
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
 from trainer.search.training.loading import SearchLearner, load_searcher
 from trainer.search.training.online_budget import OnlineBudget, check_online_budget
-from trainer.search.training.stats import update_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -226,7 +226,12 @@ class SearchTask:
         assert isinstance(batch, SearchBatch)
         answering = self.services.answering
         own_stats = batch.waited | ({} if answering is None else answering.stats())
-        stats = update_stats(batch.final) | merge_step_stats(self.world.gather([own_stats]))
+        stats: Stats = {
+            **step_stats(batch.final),
+            **compute_stats(list(batch.final.values())),
+            "groups_without_spread": len(without_spread(batch.final)),
+            **merge_step_stats(self.world.gather([own_stats])),
+        }
         if self.collector.budget is not None:
             stats |= self.collector.budget.stats(batch.decisions, batch.final)
         return stats
