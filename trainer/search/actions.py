@@ -90,7 +90,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """A turn without a valid action. detail: the message to the policy."""
+    """A turn without a valid action."""
 
     reason: Reason
 

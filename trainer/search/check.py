@@ -157,11 +157,10 @@ def _config(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
 def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
     """Describe the updates. train: the questions without those that are left out."""
     rl = cfg.rl.over(len(train))
-    questions, sizes = rl.batch_size * rl.grad_accum, _group_sizes(cfg, train)
-    steps = [-(-questions * size // (rl.minibatch_size or 1)) for size in sizes]
-    steps_text = (
-        f"{_range(steps)} steps each" if rl.minibatch_size else f"{rl.minibatches} steps each"
-    )
+    questions, steps = rl.batch_size * rl.grad_accum, f"{rl.minibatches}"
+    sizes = [question.samples(cfg.rollout.n_agent) for question in train]
+    if rl.minibatch_size:
+        steps = _range([-(-questions * size // rl.minibatch_size) for size in sizes])
     num_own_sizes = sum(question.n_agent is not None for question in train)
     online, note = cfg.rollout.online_budget, ""
     if num_own_sizes:
@@ -170,28 +169,17 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
         note = f" in the mean, {online.n_min} to {online.n_max} of each by the results so far"
     return None, (
         f"{rl.num_updates} of {questions} questions x {_range(sizes)} episodes{note}, "
-        f"{steps_text}{_own_temperatures(cfg, train)}"
+        f"{steps} steps each{_own_temperatures(cfg, train)}"
     )
 
 
 def _own_temperatures(cfg: SearchConfig, train: Sequence[Question]) -> str:
     """Return the range of the sampling temperatures, or "" if no question has its own."""
-    row_temperatures = [row.temperature for row in train if row.temperature is not None]
-    if not row_temperatures:
+    own = [row.temperature for row in train if row.temperature is not None]
+    if not own:
         return ""
-    all_temperatures = list(row_temperatures)
-    if len(row_temperatures) < len(train):
-        all_temperatures.append(cfg.generation.temperature)
-    return (
-        f", temperature {_range(all_temperatures)} ({len(row_temperatures)} questions have their "
-        "own)"
-    )
-
-
-def _group_sizes(cfg: SearchConfig, train: Sequence[Question]) -> list[int]:
-    """Return the sizes of the smallest and of the largest group."""
-    sizes = [question.samples(cfg.rollout.n_agent) for question in train]
-    return [min(sizes), max(sizes)] if sizes else [cfg.rollout.n_agent]
+    everyone = own if len(own) == len(train) else [*own, cfg.generation.temperature]
+    return f", temperature {_range(everyone)} ({len(own)} questions have their own)"
 
 
 def _range(numbers: Sequence[float]) -> str:

@@ -11,7 +11,7 @@ Under torchrun or accelerate the processes share the questions; the main one wri
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from trainer.search.data import check_gold, hold_against_index
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
 from trainer.search.evaluation.compare import compare_episodes, episodes_of, line_key
-from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions
+from trainer.search.evaluation.evaluate import evaluate_questions
 from trainer.search.evaluation.report import write_comparison, write_evaluation
 from trainer.search.records import Question
 from trainer.search.services import SearchServices, has_page, open_services, run_name
@@ -125,15 +125,16 @@ def _evaluate(
         earlier_evaluations: dict[str, EvaluatedPolicy] = {}
         if earlier is not None:
             world.on_main(lambda: earlier_evaluations.update(_earlier(earlier, sets, settings)))
-
-        def begin(candidate: SearchCandidate) -> EpisodeRunner:
-            stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
-            return EpisodeRunner(
-                cfg, search_services.retriever, search_services.stream, stores[-1], world
-            )
-
+        retriever, stream = search_services.retriever, search_services.stream
         for candidate in candidates:
-            reports = _reports(candidate, sets, begin, world)
+            with opened(candidate, world) as policy:
+                # Only now: an earlier evaluation stays if the policy cannot be loaded.
+                stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
+                episodes = EpisodeRunner(cfg, retriever, stream, stores[-1], world)
+                reports = {
+                    name: evaluate_questions(episodes, policy, questions, step=step, name=name)
+                    for step, (name, questions) in enumerate(sets.items(), 1)
+                }
             evaluations.append({})
             for name, report in reports.items() if world.is_main else ():
                 stats = {"policy": candidate.name, "set": name, **settings, **report.stats()}
@@ -141,24 +142,6 @@ def _evaluate(
             if world.is_main:
                 _write(candidate, evaluations[-1], stores[-1])
     return [*evaluations, earlier_evaluations] if earlier_evaluations else evaluations
-
-
-def _reports(
-    candidate: SearchCandidate,
-    sets: Sets,
-    begin: Callable[[SearchCandidate], EpisodeRunner],
-    world: DistributedContext,
-) -> dict[str, SearchReport]:
-    """Return the report of each set; a set is a step. The policy is closed afterwards.
-
-    begin: is called when the policy is open, and removes files of an earlier evaluation.
-    """
-    with opened(candidate, world) as policy:
-        episodes = begin(candidate)
-        return {
-            name: evaluate_questions(episodes, policy, questions, step=step, name=name)
-            for step, (name, questions) in enumerate(sets.items(), 1)
-        }
 
 
 def _indexed(

@@ -12,6 +12,7 @@ from trainer.runs.evaluation.paired import indices_by_group
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
+from trainer.search.answer.spending import sum_charges
 from trainer.search.evaluation.episode_values import VALUES, own_turns
 from trainer.search.images.views import CropErrorReason
 from trainer.search.records import Question, Trajectory
@@ -189,18 +190,13 @@ def compute_stats(episodes: Sequence[Trajectory]) -> Stats:
 def _cost(episodes: Sequence[Trajectory]) -> Stats:
     """Return the paid usage of episodes; a cached answer costs nothing."""
     answers = [episode.answer.charge for episode in episodes if episode.answer]
-    verdicts = [
-        verdict.charge
-        for episode in episodes
-        for verdict in (episode.judged, episode.grounded)
-        if verdict
-    ]
-    paid = [charge.money for charge in (*answers, *verdicts) if charge.money is not None]
+    pairs = [(episode.judged, episode.grounded) for episode in episodes]
+    verdicts = [verdict.charge for pair in pairs for verdict in pair if verdict]
     return {
         "generator_calls": sum(charge.calls for charge in answers),
         "judge_calls": sum(charge.calls for charge in verdicts),
         "answers_known": sum(charge.cached for charge in answers),
-        "money": sum(paid) if paid else None,
+        "money": sum_charges([*answers, *verdicts]).money,
     }
 
 
