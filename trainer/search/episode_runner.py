@@ -13,7 +13,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.search.config import SearchConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import RewardStream, WaitAborted
-from trainer.search.rollout.episode import run_trajectories
+from trainer.search.rollout.episode import group_names, run_trajectories
 from trainer.search.rollout.policies import Policy
 from trainer.search.rollout.tools import PageSource, SearchTools
 from trainer.search.rollout.watched_retriever import WatchedRetriever
@@ -58,7 +58,6 @@ class EpisodeRunner:
         attempt: int = 0,
         samples: int | Mapping[int, int] | None = None,
         kind: str = "",
-        groups: Mapping[int, str] | None = None,
         stored: Mapping[str, Trajectory] | None = None,
         on_done: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> dict[str, Trajectory]:
@@ -67,14 +66,11 @@ class EpisodeRunner:
         indexed_questions: (position in the step, question), the same on every process; the
         processes share their episodes. samples: episodes of a question without an `n_agent`; None:
         one of each question; a mapping: of the question at each position. kind: prefix of the ids,
-        if steps have the same number. groups: group names by position, if questions may occur
-        twice. stored: finished episodes by id, which are not run again. on_done: is called with
-        each episode of this process that has run.
+        if steps have the same number. stored: finished episodes by id, which are not run again.
+        on_done: is called with each episode of this process that has run.
         Raises what `run_trajectories` raises.
         """
-        trajectories = self._new_trajectories(
-            indexed_questions, step, attempt, samples, kind, groups
-        )
+        trajectories = self._new_trajectories(indexed_questions, step, attempt, samples, kind)
 
         def submit_ended(trajectory: Trajectory) -> None:
             self._submit([trajectory])
@@ -115,21 +111,21 @@ class EpisodeRunner:
         attempt: int,
         samples: int | Mapping[int, int] | None,
         kind: str,
-        groups: Mapping[int, str] | None,
     ) -> list[Trajectory]:
         """Return the trajectories of questions, without turns."""
+        groups = group_names([question for _, question in indexed_questions])
         return [
             Trajectory(
                 # ASCII only: the id is a request header. A question's id may have other characters.
                 trajectory_id=f"{kind}{step}-{index}-{sample}",
                 run=self.store.run,
                 step=step,
-                group=question.id if groups is None else groups[index],
+                group=group,
                 sample=sample,
                 attempt=attempt,
                 question=question,
             )
-            for index, question in indexed_questions
+            for (index, question), group in zip(indexed_questions, groups, strict=True)
             for sample in range(
                 samples[index] if isinstance(samples, Mapping) else question.samples(samples)
             )

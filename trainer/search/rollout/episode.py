@@ -34,7 +34,6 @@ def run_episodes(
     on_done: Callable[[Trajectory], None],
     save_image: Callable[[str, bytes], None],
     on_turn: Callable[[Trajectory], None] = lambda trajectory: None,
-    groups: Sequence[str] | None = None,
     samples: int | None = None,
     run: str = "",
     step: int = 0,
@@ -43,9 +42,8 @@ def run_episodes(
     """Run the episodes of questions and return the finished trajectories in their order.
 
     samples: episodes of a question without an `n_agent`; None: one of each question.
-    new_id: (question, number of the sample) -> an id that is unique in its run.
-    groups: the group name of each question; None: its id, with a number if the question occurs more
-    than once. original_pixels: as of `SearchTools`. For the rest see `run_trajectories`.
+    new_id: (question, number of the sample) -> an id that is unique in its run. original_pixels: as
+    of `SearchTools`. For the rest see `run_trajectories`.
     """
     trajectories = [
         Trajectory(
@@ -56,7 +54,7 @@ def run_episodes(
             sample=sample,
             question=question,
         )
-        for group, question in zip(groups or group_names(questions), questions, strict=True)
+        for group, question in zip(group_names(questions), questions, strict=True)
         for sample in range(question.samples(samples))
     ]
     tools = SearchTools(pages, cfg, save_image, original_pixels)

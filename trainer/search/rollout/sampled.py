@@ -28,7 +28,6 @@ class TurnSampler(Protocol):
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> SampledCompletion:
         """Return one completion, as `Sampler.complete` says."""
-        ...
 
 
 #: Min free ids of the context for a turn: fewer are too few for an action.
@@ -60,7 +59,7 @@ class SampledPolicy(Policy):
         ids: TurnTokenizer,
         gen_cfg: SamplingConfig,
         *,
-        name: str,
+        name: str = "policy",
         context: int,
         world: DistributedContext | None = None,
         with_logprobs: bool = True,

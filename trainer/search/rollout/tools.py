@@ -36,19 +36,15 @@ class PageSource(Protocol):
 
     def info(self) -> IndexInfo:
         """Return the description of the index."""
-        ...
 
     def search(self, queries: Sequence[str], top_k: int) -> Sequence[list[PageHit] | SampleError]:
         """Return the hits, or an error, of each query."""
-        ...
 
     def page(self, page_id: str) -> Page:
         """Return the size and the text of a page."""
-        ...
 
     def image(self, page_id: str) -> bytes:
         """Return the image file of a page."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stats import without_spread
 from trainer.search.reward.stream import WaitAborted
-from trainer.search.rollout.episode import group_names
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner
@@ -192,7 +191,6 @@ class EpisodeCollector:
             sampler,
             searcher.ids,
             cfg.generation,
-            name="policy",
             context=searcher.context,
             world=world,
             seed=stream_seed("episodes", cfg.misc.seed, update),
@@ -206,22 +204,18 @@ class EpisodeCollector:
             id = trajectory.trajectory_id
             episode = policy.ended_episodes.get(id)
             if episode is not None and episode.completion_ids:
-                own_temperature = trajectory.question.temperature
-                rollouts[id] = episode.rollout(
-                    id, _position(id), searcher.ids.stops, own_temperature
-                )
+                group, own_temperature = _position(id), trajectory.question.temperature
+                rollouts[id] = episode.rollout(id, group, searcher.ids.stops, own_temperature)
             if self._buffered is not None:
                 self._buffered.store(update, trajectory, rollouts.get(id))
 
         with autocast(world.device, cfg.misc.dtype):
-            names = group_names([question for _, question in chosen])
             finished = self.episodes.run(
                 policy,
                 chosen,
                 step=update,
                 attempt=attempt,
                 samples=counts,
-                groups=dict(zip((position for position, _ in chosen), names, strict=True)),
                 stored=stored.finished,
                 on_done=note_end,
             )

@@ -272,7 +272,6 @@ class SearchTask:
             sampler,
             self.searcher.ids,
             self.cfg.eval_generation(),
-            name="policy",
             context=self.searcher.context,
             world=self.world,
             with_logprobs=False,
