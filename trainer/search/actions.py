@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -27,26 +27,8 @@ TAGS: Final = frozenset(f"<{end}{name}>" for name in (THINK, *SPELLING) for end 
 #: Max characters of a query. A retriever may accept fewer.
 LONGEST_QUERY: Final = 1000
 
-Reason = Literal[
-    "no_think",
-    "text_before_think",
-    "unclosed_think",
-    "several_thinks",
-    "empty_think",
-    "tag_in_think",
-    "misspelt_tag",
-    "unclosed_tag",
-    "no_action",
-    "several_actions",
-    "text_beside_action",
-    "answer",
-    "empty_query",
-    "unreadable_query",
-    "overlong_query",
-    "box_form",
-]
-#: The message to the policy for each reason.
-DETAILS: Final[dict[Reason, str]] = {
+#: Reason of an invalid turn -> the message to the policy.
+DETAILS: Final = {
     "no_think": "the turn has no think block: begin with <think>...</think>",
     "text_before_think": "something stands before the think block: begin with <think>",
     "unclosed_think": "the think block is not opened, or not closed: write <think>...</think>",
@@ -90,9 +72,9 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """A turn without a valid action."""
+    """A turn without a valid action. reason: a key of DETAILS."""
 
-    reason: Reason
+    reason: str
 
     @property
     def detail(self) -> str:
