@@ -94,11 +94,8 @@ class AnswerPipeline:
         """
         stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
         for server, charge in self.spent.items():
-            stats[f"cost/{server}_calls"] = float(charge.calls)
-            stats[f"cost/{server}_prompt_tokens"] = float(charge.prompt_tokens)
-            stats[f"cost/{server}_completion_tokens"] = float(charge.completion_tokens)
-            if charge.money is not None:
-                stats[f"cost/{server}_money"] = charge.money
+            used = charge.model_dump(exclude={"cached"}, exclude_none=True)
+            stats |= {f"cost/{server}_{name}": float(value) for name, value in used.items()}
         if self._parts is not None:
             stats["answers/damaged"] = float(self._parts[0].damaged)
             stats["answers/retries"] = float(self._parts[2].retries)

@@ -26,14 +26,13 @@ from trainer.search.environment.environment import SearchEnvironment
 from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
 from trainer.search.records import Question
+from trainer.search.reward.stats import PARTS
 from trainer.search.rollout.prompt import Message, opening
 
 #: The answer to a call after the end. It is the same for every end, also where a service failed.
 ENDED = "The search has ended."
 #: A turn is stored with tags, as our own trainer's are. TRL does not pass the text before a call.
 _TURN = "<think>a call of a tool</think>\n{action}"
-#: Reward components that are logged.
-_COMPONENTS = ("judge", "ndcg", "format")
 RewardFunction = Callable[..., list[float | None]]
 
 
@@ -216,7 +215,7 @@ def _log_components(
     if log_metric is not None and results:
         scored = [result for result in results if result.reward is not None]
         log_metric("search/coverage", len(scored) / len(results))
-        for name in _COMPONENTS:
+        for name in PARTS:
             values = [r.components[name] for r in scored if name in r.components]
             if values:
                 log_metric(f"search/{name}", sum(values) / len(values))

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.kits.trainer.searching.pages import PagesHere
 
 from scorekit.errors import UserError
+from tests.kits.trainer.searching.pages import PagesHere
 from trainer.rl.distributed import DistributedContext
 from trainer.search.config import SearchConfig
 from trainer.search.evaluation import run
