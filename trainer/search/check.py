@@ -175,11 +175,13 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
 
 def _own_temperatures(cfg: SearchConfig, train: Sequence[Question]) -> str:
     """Return the range of the sampling temperatures, or "" if no question has its own."""
-    own = [row.temperature for row in train if row.temperature is not None]
-    if not own:
+    temperatures = [row.temperature for row in train if row.temperature is not None]
+    if not temperatures:
         return ""
-    everyone = own if len(own) == len(train) else [*own, cfg.generation.temperature]
-    return f", temperature {_range(everyone)} ({len(own)} questions have their own)"
+    note = f"{len(temperatures)} questions have their own"
+    if len(temperatures) < len(train):
+        temperatures.append(cfg.generation.temperature)
+    return f", temperature {_range(temperatures)} ({note})"
 
 
 def _range(numbers: Sequence[float]) -> str:

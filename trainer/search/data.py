@@ -54,7 +54,7 @@ def load_train(cfg: SearchConfig, limit: int | None = None) -> list[Question]:
     data = cfg.data
     if data.train is None:
         raise UserError("data.train: not set. Give a file of questions.")
-    limits = [most for most in (data.train_limit, limit) if most is not None]
+    limits = [max_rows for max_rows in (data.train_limit, limit) if max_rows is not None]
     return load_questions(data.train, data, split=data.train_split, limit=min(limits, default=None))
 
 

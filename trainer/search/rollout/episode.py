@@ -84,8 +84,8 @@ def run_trajectories(
     episodes = [EpisodeState(trajectory, cfg) for trajectory in trajectories]
 
     async def run_all() -> None:
-        most = max(1, min(len(episodes), MAX_TOOL_CALLS))
-        threads = ThreadPoolExecutor(most, thread_name_prefix="tools")
+        num_threads = max(1, min(len(episodes), MAX_TOOL_CALLS))
+        threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tools")
         try:
             policy.start([trajectory.trajectory_id for trajectory in trajectories])
             await gather_or_cancel(
