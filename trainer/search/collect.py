@@ -128,9 +128,7 @@ class _Steps:
         sizes = [question.samples(self.cfg.rollout.n_agent) for question in self.questions]
         failed = 0
         with progress_bar(sum(sizes), sum(sizes[: done * size])) as advance:
-            for step, start in enumerate(starts, 1):
-                if step <= done:
-                    continue
+            for step, start in list(enumerate(starts, 1))[done:]:
                 batch = self.questions[start : start + size]
                 failed = 0 if self._step(step, start, batch, advance) else failed + 1
                 if failed == self.cfg.stop.skipped_updates:
