@@ -129,7 +129,9 @@ def _evaluate(
         for candidate in candidates:
             with opened(candidate, world) as policy:
                 # Only now: an earlier evaluation stays if the policy cannot be loaded.
-                stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
+                folder = candidate.folder / EPISODES
+                world.on_main(partial(remove_folder, folder))
+                stores.append(TrajectoryStore(folder / FOLDER, f"{run}-{len(stores)}"))
                 episodes = EpisodeRunner(cfg, retriever, stream, stores[-1], world)
                 reports = {
                     name: evaluate_questions(episodes, policy, questions, step=step, name=name)
@@ -169,12 +171,6 @@ def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) 
         if message and world.is_main:
             log.warning("%s", message)
     return accepted
-
-
-def _new_store(folder: Path, run: str, world: DistributedContext) -> TrajectoryStore:
-    """Return a new store and remove that of an earlier evaluation."""
-    world.on_main(lambda: remove_folder(folder / EPISODES))
-    return TrajectoryStore(folder / EPISODES / FOLDER, run)
 
 
 def _score_settings(cfg: SearchConfig, search_services: SearchServices) -> dict[str, Any]:

@@ -128,9 +128,10 @@ class ChatPolicy(Policy):
         )
         started = time.perf_counter()
         messages = chat_messages(request.messages)
-        name = f"{_header_value(request.trajectory_id)}-{request.turn}"
+        # A header allows no other characters.
+        id = "".join(c if c.isascii() and c.isprintable() else "_" for c in request.trajectory_id)
         try:
-            (choice,) = await client.chat(messages, sampling, request_id=name)
+            (choice,) = await client.chat(messages, sampling, request_id=f"{id}-{request.turn}")
         except LLMError as error:
             end: EndName = "context" if error.type == "overlong" else "failed"
             return TurnOutput(end=end, detail=f"policy: {error}"[:LONGEST_DETAIL])
@@ -144,11 +145,6 @@ def full_text(text: str, reasoning: str | None) -> str:
     if reasoning is None or f"<{THINK}>" in text:
         return text
     return f"<{THINK}>{reasoning.strip()}</{THINK}>\n{text.lstrip()}"
-
-
-def _header_value(name: str) -> str:
-    """Return a name with only the characters that a header allows."""
-    return "".join(c if c.isascii() and c.isprintable() else "_" for c in name)
 
 
 async def _name(client: LLMClient) -> str:

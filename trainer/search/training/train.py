@@ -210,16 +210,12 @@ class SearchTask:
             tolerates_outage=True,
             should_stop=should_stop or (lambda: bool(shutdown.signal_number)),
         )
-        budget = self._open_budget(world)
+        budget, learner = None, self.searcher.learner
+        if self.cfg.rollout.online_budget.n_max is not None:
+            evaluated = sum(map(len, learner.sets.values()))
+            answering = self.services.answering
+            budget = OnlineBudget(self.cfg, learner.train, evaluated, self._store, answering, world)
         return EpisodeCollector(self._run, episodes, self.searcher, world, buffer, budget)
-
-    def _open_budget(self, world: DistributedContext) -> OnlineBudget | None:
-        if self.cfg.rollout.online_budget.n_max is None:
-            return None
-        learner = self.searcher.learner
-        evaluated = sum(map(len, learner.sets.values()))
-        answering = self.services.answering
-        return OnlineBudget(self.cfg, learner.train, evaluated, self._store, answering, world)
 
     def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost, of all processes."""
