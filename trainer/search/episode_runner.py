@@ -77,13 +77,9 @@ class EpisodeRunner:
             on_done(trajectory)
 
         own_part = trajectories if self.world is None else self.world.own_block(trajectories)
-        finished = {
-            trajectory.trajectory_id: stored[trajectory.trajectory_id].model_copy(
-                update={"attempt": attempt, "run": self.store.run}
-            )
-            for trajectory in own_part
-            if stored is not None and trajectory.trajectory_id in stored
-        }
+        ids = [trajectory.trajectory_id for trajectory in own_part]
+        now = {"attempt": attempt, "run": self.store.run}
+        finished = {id: stored[id].model_copy(update=now) for id in ids if stored and id in stored}
         error: ScorekitError | None = None
         try:
             self._submit(finished.values())
@@ -101,7 +97,6 @@ class EpisodeRunner:
         self._raise_on_all(error or self._retriever.error)
         if self.world is not None and not self.world.is_main:
             self.store.sync_images()  # the main process writes the records that refer to them
-        ids = (trajectory.trajectory_id for trajectory in own_part)
         return {id: finished[id] for id in ids}
 
     def _new_trajectories(

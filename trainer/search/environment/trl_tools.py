@@ -27,7 +27,7 @@ from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
 from trainer.search.records import Question
 from trainer.search.reward.stats import PARTS
-from trainer.search.rollout.prompt import Message, opening
+from trainer.search.rollout.prompt import Message, chat_messages, opening
 
 #: The answer to a call after the end. It is the same for every end, also where a service failed.
 ENDED = "The search has ended."
@@ -62,10 +62,7 @@ class TrlSearch:
         cfg = self._services.cfg.episode
         return [
             {
-                "prompt": [
-                    {"role": message.role, "content": message.text}
-                    for message in opening(question, cfg, "tools")
-                ],
+                "prompt": chat_messages(opening(question, cfg, "tools")),
                 "question": question.model_dump_json(),
             }
             for question in questions
