@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from math import isfinite
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
-from pydantic_core import from_json
+from pydantic import ConfigDict, TypeAdapter
 
 from scorekit.text.markup import UNSEEN
 from trainer.search.records import Region
@@ -28,26 +27,8 @@ TAGS: Final = frozenset(f"<{end}{name}>" for name in (THINK, *SPELLING) for end 
 #: Max characters of a query. A retriever may accept fewer.
 LONGEST_QUERY: Final = 1000
 
-Reason = Literal[
-    "no_think",
-    "text_before_think",
-    "unclosed_think",
-    "several_thinks",
-    "empty_think",
-    "tag_in_think",
-    "misspelt_tag",
-    "unclosed_tag",
-    "no_action",
-    "several_actions",
-    "text_beside_action",
-    "answer",
-    "empty_query",
-    "unreadable_query",
-    "overlong_query",
-    "box_form",
-]
-#: The message to the policy for each reason.
-DETAILS: Final[dict[Reason, str]] = {
+#: Reason of an invalid turn -> the message to the policy.
+DETAILS: Final = {
     "no_think": "the turn has no think block: begin with <think>...</think>",
     "text_before_think": "something stands before the think block: begin with <think>",
     "unclosed_think": "the think block is not opened, or not closed: write <think>...</think>",
@@ -91,9 +72,9 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """A turn without a valid action. detail: the message to the policy."""
+    """A turn without a valid action. reason: a key of DETAILS."""
 
-    reason: Reason
+    reason: str
 
     @property
     def detail(self) -> str:
@@ -106,6 +87,7 @@ Action: TypeAlias = Search | Crop | Complete | Invalid
 # Possessive (*+): otherwise n blanks after a "<" are scanned n * n times.
 _ACTION_TAG = re.compile(r"<\s*+(/?)\s*+(search_complete|search|bbox)\s*+(/?)\s*+>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"<\s*+(/?)\s*+think\s*+>", re.IGNORECASE)
+_BOX = TypeAdapter(Region, config=ConfigDict(strict=True, allow_inf_nan=False))
 _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer(?:\s[^<>]*+)?/?>", re.IGNORECASE)
 
 
@@ -177,16 +159,6 @@ def _query(body: str) -> Search | Invalid:
 
 def _box(body: str) -> Crop | Invalid:
     try:
-        value = from_json(body.strip(), allow_inf_nan=False)
-    except (ValueError, TypeError):  # TypeError: a lone surrogate
+        return Crop(_BOX.validate_json(body.strip()))
+    except ValueError:
         return Invalid("box_form")
-    if not isinstance(value, list) or len(value) != 4:
-        return Invalid("box_form")
-    if any(isinstance(side, bool) or not isinstance(side, int | float) for side in value):
-        return Invalid("box_form")
-    try:
-        x1, y1, x2, y2 = map(float, value)
-    except OverflowError:
-        return Invalid("box_form")
-    finite = all(map(isfinite, (x1, y1, x2, y2)))  # JSON has no infinity, but 1e999
-    return Crop((x1, y1, x2, y2)) if finite else Invalid("box_form")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from uuid import uuid4
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
@@ -12,7 +11,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rollout.episode import run_episodes
-from trainer.search.services import has_page, open_policy_and_services
+from trainer.search.services import has_page, open_policy_and_services, run_name
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
@@ -51,7 +50,7 @@ def ask(
             f"{folder}: contains trajectories already. Choose another folder with --out."
         )
     stores: list[TrajectoryStore] = []
-    run = f"{folder.name}-{uuid4().hex[:8]}"
+    run = run_name(folder)
     with open_policy_and_services(
         cfg, run=run, load_image=lambda name: stores[0].read_image(name)
     ) as services:

@@ -26,6 +26,7 @@ from trainer.runs.config import set_key
 from trainer.search.answer.answer_cache import judge_of
 from trainer.search.answer.answer_judge import check_judge, judge_name
 from trainer.search.answer.paid_chat import chat_client
+from trainer.search.answer.pipeline import answers_path
 from trainer.search.config import SearchConfig
 from trainer.search.data import (
     documents,
@@ -156,11 +157,10 @@ def _config(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
 def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
     """Describe the updates. train: the questions without those that are left out."""
     rl = cfg.rl.over(len(train))
-    questions, sizes = rl.batch_size * rl.grad_accum, _group_sizes(cfg, train)
-    steps = [-(-questions * size // (rl.minibatch_size or 1)) for size in sizes]
-    steps_text = (
-        f"{_range(steps)} steps each" if rl.minibatch_size else f"{rl.minibatches} steps each"
-    )
+    questions, steps = rl.batch_size * rl.grad_accum, f"{rl.minibatches}"
+    sizes = [question.samples(cfg.rollout.n_agent) for question in train]
+    if rl.minibatch_size:
+        steps = _range([-(-questions * size // rl.minibatch_size) for size in sizes])
     num_own_sizes = sum(question.n_agent is not None for question in train)
     online, note = cfg.rollout.online_budget, ""
     if num_own_sizes:
@@ -169,28 +169,19 @@ def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
         note = f" in the mean, {online.n_min} to {online.n_max} of each by the results so far"
     return None, (
         f"{rl.num_updates} of {questions} questions x {_range(sizes)} episodes{note}, "
-        f"{steps_text}{_own_temperatures(cfg, train)}"
+        f"{steps} steps each{_own_temperatures(cfg, train)}"
     )
 
 
 def _own_temperatures(cfg: SearchConfig, train: Sequence[Question]) -> str:
     """Return the range of the sampling temperatures, or "" if no question has its own."""
-    row_temperatures = [row.temperature for row in train if row.temperature is not None]
-    if not row_temperatures:
+    temperatures = [row.temperature for row in train if row.temperature is not None]
+    if not temperatures:
         return ""
-    all_temperatures = list(row_temperatures)
-    if len(row_temperatures) < len(train):
-        all_temperatures.append(cfg.generation.temperature)
-    return (
-        f", temperature {_range(all_temperatures)} ({len(row_temperatures)} questions have their "
-        "own)"
-    )
-
-
-def _group_sizes(cfg: SearchConfig, train: Sequence[Question]) -> list[int]:
-    """Return the sizes of the smallest and of the largest group."""
-    sizes = [question.samples(cfg.rollout.n_agent) for question in train]
-    return [min(sizes), max(sizes)] if sizes else [cfg.rollout.n_agent]
+    note = f"{len(temperatures)} questions have their own"
+    if len(temperatures) < len(train):
+        temperatures.append(cfg.generation.temperature)
+    return f", temperature {_range(temperatures)} ({note})"
 
 
 def _range(numbers: Sequence[float]) -> str:
@@ -214,11 +205,9 @@ def _gold(
 ) -> tuple[list[Question], str]:
     usable = hold_against_index(questions, partial(has_page, retriever), cfg.data)
     num_missing = len(questions) - len(usable)
-    left_out = (
-        f"; {num_missing} questions name others: left out (data.missing_gold)"
-        if num_missing
-        else ""
-    )
+    left_out = ""
+    if num_missing:
+        left_out = f"; {num_missing} questions name others: left out (data.missing_gold)"
     return usable, f"the index has those of {len(usable)} questions{left_out}"
 
 
@@ -273,11 +262,8 @@ def _generator(cfg: SearchConfig) -> tuple[None, str]:
     generator = cfg.answering.generator
 
     async def check_server() -> None:
-        client = chat_client(generator, "generator")
-        try:
+        async with chat_client(generator, "generator") as client:
             await client.check()
-        finally:
-            await client.close()
 
     asyncio.run(check_server())
     effort = f", effort {generator.effort}" if generator.effort else ""
@@ -297,11 +283,10 @@ def _judge(cfg: SearchConfig) -> tuple[None, str]:
     judge = cfg.answering.judge
 
     async def get_name() -> str:
-        client = ScoringClient(judge.url, timeout_s=judge.timeout_s, deadline_s=judge.deadline_s)
-        try:
+        async with ScoringClient(
+            judge.url, timeout_s=judge.timeout_s, deadline_s=judge.deadline_s
+        ) as client:
             return judge_name(await check_judge(client, judge))
-        finally:
-            await client.close()
 
     name = asyncio.run(get_name())
     first_name = _first_judge(cfg)
@@ -318,9 +303,7 @@ def _first_judge(cfg: SearchConfig) -> str | None:
     folder = Path(cfg.misc.run_dir)
     if not (folder / FOLDER / "store.json").is_file():
         return None
-    answers_path = cfg.answering.answers
-    path = folder / "answers.sqlite" if answers_path is None else Path(answers_path)
-    return judge_of(path, TrajectoryStore(folder / FOLDER).run)
+    return judge_of(answers_path(cfg.answering, folder), TrajectoryStore(folder / FOLDER).run)
 
 
 def _vllm(cfg: SearchConfig) -> tuple[None, str]:

@@ -9,9 +9,9 @@ import json
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from scorekit.config import read_config
 from scorekit.errors import ScorekitError, UserError
@@ -24,15 +24,16 @@ from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
 from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
-from trainer.search.data import check_gold, hold_against_index, load_questions
+from trainer.search.data import check_gold, hold_against_index, load_train
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.stats import compute_stats
-from trainer.search.records import Question, Trajectory
+from trainer.search.records import Question
 from trainer.search.services import (
     PolicyAndServices,
     check_index,
     has_page,
     open_policy_and_services,
+    run_name,
 )
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -60,7 +61,7 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
     the current step. Raises UserError for what the user can fix (the money is spent),
     ServiceUnreachable if a service is unavailable.
     """
-    questions = _questions(cfg, limit)
+    questions = load_train(cfg, limit)
     if cfg.rollout.online_budget.n_max is not None:
         raise UserError(
             "rollout.online_budget.n_max: only training chooses episodes by their results. Set it "
@@ -72,14 +73,13 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
         done = _steps_done(cfg, folder) if resume else None
         if done is None:
             check_run_dir(cfg)
-        run = _name_of(folder) if done is not None else f"{folder.name}-{uuid4().hex[:8]}"
+        run = run_name(folder, resume)
         stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
         with open_policy_and_services(
             cfg, run=run, load_image=lambda name: stores[0].read_image(name)
         ) as services:
-            questions = hold_against_index(
-                questions, lambda page: has_page(services.retriever, page), cfg.data
-            )
+            is_indexed = partial(has_page, services.retriever)
+            questions = hold_against_index(questions, is_indexed, cfg.data)
             if done is not None:
                 check_index(folder, services.index)
             runlog = RunLog(cfg, done=done)
@@ -88,21 +88,9 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
             stores.append(TrajectoryStore(folder / FOLDER, run))
             stores[0].cut(done or 0)
             shutdown.is_deferring = True
-            steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown)
+            episodes = EpisodeRunner(cfg, services.retriever, services.stream, stores[0])
+            steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown, episodes)
             return steps.go(done or 0)
-
-
-def _questions(cfg: SearchConfig, limit: int | None) -> list[Question]:
-    if cfg.data.train is None:
-        raise UserError("data.train: not set. Give a file of questions.")
-    limits = [
-        max_questions
-        for max_questions in (cfg.data.train_limit, limit)
-        if max_questions is not None
-    ]
-    return load_questions(
-        cfg.data.train, cfg.data, split=cfg.data.train_split, limit=min(limits, default=None)
-    )
 
 
 def _steps_done(cfg: SearchConfig, folder: Path) -> int | None:
@@ -123,10 +111,6 @@ def _steps_done(cfg: SearchConfig, folder: Path) -> int | None:
     return done
 
 
-def _name_of(folder: Path) -> str:
-    return TrajectoryStore(folder / FOLDER).run
-
-
 @dataclass(slots=True)
 class _Steps:
     cfg: SearchConfig
@@ -135,11 +119,7 @@ class _Steps:
     store: TrajectoryStore
     runlog: RunLog
     shutdown: ShutdownHandler
-    episodes: EpisodeRunner = field(init=False)
-
-    def __post_init__(self) -> None:
-        services = self.services
-        self.episodes = EpisodeRunner(self.cfg, services.retriever, services.stream, self.store)
+    episodes: EpisodeRunner
 
     def go(self, done: int) -> Collected:
         """Run all steps after `done`."""
@@ -148,9 +128,7 @@ class _Steps:
         sizes = [question.samples(self.cfg.rollout.n_agent) for question in self.questions]
         failed = 0
         with progress_bar(sum(sizes), sum(sizes[: done * size])) as advance:
-            for step, start in enumerate(starts, 1):
-                if step <= done:
-                    continue
+            for step, start in list(enumerate(starts, 1))[done:]:
                 batch = self.questions[start : start + size]
                 failed = 0 if self._step(step, start, batch, advance) else failed + 1
                 if failed == self.cfg.stop.skipped_updates:
@@ -158,10 +136,9 @@ class _Steps:
                     return self._end(f"{problem}. Fix the cause and continue with --resume.", 3)
                 if self.shutdown.signal_number and step < len(starts):
                     name = signal.Signals(self.shutdown.signal_number).name
-                    stop_text = (
-                        f"{name} after step {step} of {len(starts)}. Continue with --resume."
-                    )
-                    return self._end(stop_text, 128 + self.shutdown.signal_number)
+                    stop = f"{name} after step {step} of {len(starts)}"
+                    exit_code = 128 + self.shutdown.signal_number
+                    return self._end(f"{stop}. Continue with --resume.", exit_code)
         return self._end()
 
     def _end(self, stopped: str | None = None, exit_code: int = 0) -> Collected:
@@ -177,7 +154,15 @@ class _Steps:
         """Run one step and return whether any of its episodes has a reward."""
         stream = self.services.stream
         try:
-            final = self._run_episodes(step, start, batch, advance)
+            has_run = self.episodes.run(
+                self.services.policy,
+                list(enumerate(batch, start)),
+                step=step,
+                attempt=self.store.next_attempt(step),
+                samples=self.cfg.rollout.n_agent,
+                on_done=lambda _: advance(1),
+            )
+            final = self.episodes.collect_rewards(step, has_run)
         except ScorekitError as error:  # a service is unavailable, or the money is spent
             # Store what is finished, so that people can inspect it. The step is not logged: a
             # resumed run repeats it.
@@ -192,20 +177,4 @@ class _Steps:
             row |= self.services.answering.stats()
         self.runlog.write_update(row)
         self.runlog.sync()
-        return any(
-            trajectory.reward is not None and trajectory.reward.status == "ok"
-            for trajectory in final.values()
-        )
-
-    def _run_episodes(
-        self, step: int, start: int, batch: Sequence[Question], advance: Callable[[int], None]
-    ) -> dict[str, Trajectory]:
-        finished = self.episodes.run(
-            self.services.policy,
-            list(enumerate(batch, start)),
-            step=step,
-            attempt=self.store.next_attempt(step),
-            samples=self.cfg.rollout.n_agent,
-            on_done=lambda _: advance(1),
-        )
-        return self.episodes.collect_rewards(step, finished)
+        return any(trajectory.reward_value is not None for trajectory in final.values())

@@ -49,12 +49,13 @@ def load_questions(
     return _with_ids(source, questions)
 
 
-def load_train(cfg: SearchConfig) -> list[Question]:
-    """Return the training questions. Raises UserError."""
+def load_train(cfg: SearchConfig, limit: int | None = None) -> list[Question]:
+    """Return the training questions, at most `limit` of them. Raises UserError."""
     data = cfg.data
     if data.train is None:
         raise UserError("data.train: not set. Give a file of questions.")
-    return load_questions(data.train, data, split=data.train_split, limit=data.train_limit)
+    limits = [max_rows for max_rows in (data.train_limit, limit) if max_rows is not None]
+    return load_questions(data.train, data, split=data.train_split, limit=min(limits, default=None))
 
 
 def load_held_out(cfg: SearchConfig) -> dict[str, list[Question]]:

@@ -13,7 +13,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.search.config import SearchConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import RewardStream, WaitAborted
-from trainer.search.rollout.episode import run_trajectories
+from trainer.search.rollout.episode import group_names, run_trajectories
 from trainer.search.rollout.policies import Policy
 from trainer.search.rollout.tools import PageSource, SearchTools
 from trainer.search.rollout.watched_retriever import WatchedRetriever
@@ -43,7 +43,7 @@ class EpisodeRunner:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.cfg, self.stream, self.store, self.world = cfg, stream, store, world
-        self._should_stop = should_stop
+        self.should_stop = should_stop
         self._retriever = WatchedRetriever(retriever, should_stop, tolerates_outage)
         self._tools = SearchTools(
             self._retriever, cfg.episode, store.save_image, cfg.original_pixels
@@ -58,7 +58,6 @@ class EpisodeRunner:
         attempt: int = 0,
         samples: int | Mapping[int, int] | None = None,
         kind: str = "",
-        groups: Mapping[int, str] | None = None,
         stored: Mapping[str, Trajectory] | None = None,
         on_done: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> dict[str, Trajectory]:
@@ -67,27 +66,20 @@ class EpisodeRunner:
         indexed_questions: (position in the step, question), the same on every process; the
         processes share their episodes. samples: episodes of a question without an `n_agent`; None:
         one of each question; a mapping: of the question at each position. kind: prefix of the ids,
-        if steps have the same number. groups: group names by position, if questions may occur
-        twice. stored: finished episodes by id, which are not run again. on_done: is called with
-        each episode of this process that has run.
+        if steps have the same number. stored: finished episodes by id, which are not run again.
+        on_done: is called with each episode of this process that has run.
         Raises what `run_trajectories` raises.
         """
-        trajectories = self._new_trajectories(
-            indexed_questions, step, attempt, samples, kind, groups
-        )
+        trajectories = self._new_trajectories(indexed_questions, step, attempt, samples, kind)
 
         def submit_ended(trajectory: Trajectory) -> None:
             self._submit([trajectory])
             on_done(trajectory)
 
         own_part = trajectories if self.world is None else self.world.own_block(trajectories)
-        finished = {
-            trajectory.trajectory_id: stored[trajectory.trajectory_id].model_copy(
-                update={"attempt": attempt, "run": self.store.run}
-            )
-            for trajectory in own_part
-            if stored is not None and trajectory.trajectory_id in stored
-        }
+        ids = [trajectory.trajectory_id for trajectory in own_part]
+        now = {"attempt": attempt, "run": self.store.run}
+        finished = {id: stored[id].model_copy(update=now) for id in ids if stored and id in stored}
         error: ScorekitError | None = None
         try:
             self._submit(finished.values())
@@ -105,7 +97,6 @@ class EpisodeRunner:
         self._raise_on_all(error or self._retriever.error)
         if self.world is not None and not self.world.is_main:
             self.store.sync_images()  # the main process writes the records that refer to them
-        ids = (trajectory.trajectory_id for trajectory in own_part)
         return {id: finished[id] for id in ids}
 
     def _new_trajectories(
@@ -115,21 +106,21 @@ class EpisodeRunner:
         attempt: int,
         samples: int | Mapping[int, int] | None,
         kind: str,
-        groups: Mapping[int, str] | None,
     ) -> list[Trajectory]:
         """Return the trajectories of questions, without turns."""
+        groups = group_names([question for _, question in indexed_questions])
         return [
             Trajectory(
                 # ASCII only: the id is a request header. A question's id may have other characters.
                 trajectory_id=f"{kind}{step}-{index}-{sample}",
                 run=self.store.run,
                 step=step,
-                group=question.id if groups is None else groups[index],
+                group=group,
                 sample=sample,
                 attempt=attempt,
                 question=question,
             )
-            for index, question in indexed_questions
+            for (index, question), group in zip(indexed_questions, groups, strict=True)
             for sample in range(
                 samples[index] if isinstance(samples, Mapping) else question.samples(samples)
             )
@@ -158,7 +149,7 @@ class EpisodeRunner:
         group_by_id = {id: trajectory.group for id, trajectory in finished.items()}
         try:
             with_rewards = self.stream.collect(
-                step, group_by_id, self.cfg.rollout.deadline_s, self._should_stop
+                step, group_by_id, self.cfg.rollout.deadline_s, self.should_stop
             )
         except (ScorekitError, WaitAborted) as error:
             stop_error = error

@@ -105,6 +105,22 @@ class ImageView(Record):
     image: str
     original: str | None = None
 
+    @classmethod
+    def of_page(
+        cls, page_id: str, size: tuple[int, int], page_size: tuple[int, int], image: str = ""
+    ) -> ImageView:
+        """Return the view of a full page. size: as shown, page_size: of its full image."""
+        return cls(
+            kind="page",
+            page_id=page_id,
+            width=size[0],
+            height=size[1],
+            region=(0, 0, *page_size),
+            page_width=page_size[0],
+            page_height=page_size[1],
+            image=image,
+        )
+
     def is_among(self, images: Collection[str]) -> bool:
         """Return whether its image, as shown or original, is one of these (SHA-256)."""
         return self.image in images or self.original in images
@@ -242,6 +258,11 @@ class Trajectory(Record):
     def forced(self) -> bool:
         """Return whether the environment ended the search, not the policy."""
         return self.end == "forced"
+
+    @property
+    def reward_value(self) -> float | None:
+        """Return the value of the reward; None without one."""
+        return None if self.reward is None else self.reward.value
 
     @property
     def success(self) -> bool | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from pydantic import SecretStr, ValidationError
 
@@ -20,6 +21,7 @@ from trainer.search.answer.run_share import RunShare, share_paid_calls
 from trainer.search.config import PolicyServerConfig, SearchConfig
 from trainer.search.reward.stream import RewardStream
 from trainer.search.rollout.policies import ChatPolicy, Policy
+from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 if TYPE_CHECKING:
     from trainer.rl.distributed import DistributedContext
@@ -43,14 +45,10 @@ class SearchServices:
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyAndServices:
+class PolicyAndServices(SearchServices):
     """The services of a run and a policy that is not trained."""
 
-    retriever: Retriever
-    index: IndexInfo
     policy: Policy
-    answering: AnswerPipeline | None
-    stream: RewardStream
 
 
 @contextmanager
@@ -111,7 +109,7 @@ def open_policy_and_services(
     """Open the services and the policy of the config."""
     with open_services(cfg, run=run, load_image=load_image) as opened, open_policy(cfg) as policy:
         yield PolicyAndServices(
-            opened.retriever, opened.index, policy, opened.answering, opened.stream
+            opened.retriever, opened.index, opened.answering, opened.stream, policy
         )
 
 
@@ -119,16 +117,13 @@ def open_policy_and_services(
 def open_retriever(cfg: SearchConfig) -> Iterator[Retriever]:
     """Open the client of the config section `retriever`."""
     section = cfg.retriever
-    client = Retriever(
+    with Retriever(
         section.url,
         timeout_s=section.timeout_s,
         deadline_s=section.deadline_s,
         max_in_flight=section.max_in_flight,
-    )
-    try:
+    ) as client:
         yield client
-    finally:
-        client.close()
 
 
 def check_retriever(cfg: SearchConfig) -> None:
@@ -161,6 +156,13 @@ def check_index(folder: Path, current: IndexInfo) -> None:
         )
 
 
+def run_name(folder: Path, resume: bool = False) -> str:
+    """Return the name of the resumed run in a folder, so its cost counts; else a new name."""
+    if resume and (folder / FOLDER / "store.json").is_file():
+        return TrajectoryStore(folder / FOLDER).run
+    return f"{folder.name}-{uuid4().hex[:8]}"
+
+
 def has_page(retriever: Retriever, page_id: str) -> bool:
     """Return whether the index has a page with that id."""
     try:
@@ -180,12 +182,9 @@ def open_policy(cfg: SearchConfig) -> Iterator[Policy]:
     """
     if cfg.server.url is not None:
         _check_server(cfg)
-        policy = ChatPolicy(lambda: _client(cfg.server), _sampling(cfg))
-        try:
+        with closing(ChatPolicy(lambda: _client(cfg.server), _sampling(cfg))) as policy:
             policy.check()
             yield policy
-        finally:
-            policy.close()
     elif cfg.policy.path is not None:
         from trainer.search.local_policy import local_policy
 

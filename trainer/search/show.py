@@ -95,13 +95,9 @@ def _hits(turn: Turn, gold: tuple[str, ...]) -> RenderableType:
     visible_pages = {view.page_id for view in turn.views}
     hits_text = Text()
     for hit in turn.hits[:_HITS]:
-        style = (
-            "bold green"
-            if hit.page_id in gold
-            else "bold"
-            if hit.page_id in visible_pages
-            else "dim"
-        )
+        style = "bold" if hit.page_id in visible_pages else "dim"
+        if hit.page_id in gold:
+            style = "bold green"
         hits_text.append(f"{hit.rank}. {visible(hit.page_id)}  ", style=style)
     if len(turn.hits) > _HITS:
         hits_text.append(f"and {len(turn.hits) - _HITS} more", style="dim")

@@ -58,18 +58,8 @@ def _image_size(cfg: SearchConfig) -> ShownImage:
     """Return an image of the max area. Its form does not matter for the count of ids."""
     sight = cfg.episode.sight
     squares = sight.max_pixels // sight.factor**2
-    width, height = squares * sight.factor, sight.factor
-    view = ImageView(
-        kind="page",
-        page_id="a page with a long name_100",
-        width=width,
-        height=height,
-        region=(0, 0, width, height),
-        page_width=width,
-        page_height=height,
-        image="",
-    )
-    return ShownImage(view, b"")
+    size = squares * sight.factor, sight.factor
+    return ShownImage(ImageView.of_page("a page with a long name_100", size, size), b"")
 
 
 def _page_texts(cfg: SearchConfig, questions: Sequence[Question], pages: PageSource) -> list[str]:
@@ -79,17 +69,8 @@ def _page_texts(cfg: SearchConfig, questions: Sequence[Question], pages: PageSou
     texts = []
     for page_id in page_ids[::step][:_LOOKED_AT]:
         page = pages.page(page_id)
-        width, height = displayed_size(page.width, page.height, cfg.episode.sight)
-        view = ImageView(
-            kind="page",
-            page_id=page_id,
-            width=width,
-            height=height,
-            region=(0, 0, page.width, page.height),
-            page_width=page.width,
-            page_height=page.height,
-            image="",
-        )
+        size = displayed_size(page.width, page.height, cfg.episode.sight)
+        view = ImageView.of_page(page_id, size, (page.width, page.height))
         lines = legible_lines(page, view, cfg.episode.sight)
         texts.append("\n".join([_page_header(view, cfg), *lines]))
     return texts

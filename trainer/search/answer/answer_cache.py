@@ -25,6 +25,7 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import UserError
 from scorekit.files import identity_of
+from trainer.search.answer.spending import sum_charges
 from trainer.search.records import ApiUsage
 
 T = TypeVar("T")
@@ -56,23 +57,30 @@ def spent_in(path: Path) -> ApiUsage:
     """
     files_of_ranks = rank_files(path)
     merged_names = _merged_names(path) if files_of_ranks else set()
-    sums = [
+    return sum_charges(
         _spent_in_one(file) for file in (path, *files_of_ranks) if file.name not in merged_names
-    ]
-    return ApiUsage(
-        calls=sum(usage.calls for usage in sums),
-        prompt_tokens=sum(usage.prompt_tokens for usage in sums),
-        completion_tokens=sum(usage.completion_tokens for usage in sums),
     )
 
 
 def rank_files(path: Path) -> dict[Path, str]:
     """Return the files of further processes beside a main file, and the `run_hash` of each."""
+    return files_beside(path, _RANK_FILE)
+
+
+def files_beside(path: Path, ending: re.Pattern[str]) -> dict[Path, str]:
+    """Return the files beside a main file whose stem is its stem and an ending, in their order.
+
+    The values are the first group of the ending.
+    """
     if not path.parent.is_dir():
         return {}
-    names = [file for file in sorted(path.parent.iterdir()) if file.suffix == path.suffix]
-    suffixes = [(file, file.stem.removeprefix(path.stem)) for file in names if file != path]
-    return {file: match[1] for file, suffix in suffixes if (match := _RANK_FILE.fullmatch(suffix))}
+    files = [file for file in sorted(path.parent.iterdir()) if file.suffix == path.suffix]
+    matches = [
+        (file, ending.fullmatch(file.stem, len(path.stem)))
+        for file in files
+        if file.stem.startswith(path.stem)
+    ]
+    return {file: match[1] for file, match in matches if match}
 
 
 def run_hash(run: str) -> str:
@@ -207,14 +215,10 @@ class PaidAnswerCache:
 
     async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
         def write(db: sqlite3.Connection) -> None:
-            db.execute("BEGIN IMMEDIATE")
-            try:
+            with db:  # commits, or rolls back after an error
+                db.execute("BEGIN IMMEDIATE")
                 for statement, values in statements:
                     db.execute(statement, values)
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
 
         if identity_of(self.path) != self._file:
             raise UserError(

@@ -6,6 +6,7 @@ import json
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -22,7 +23,7 @@ from scorekit.errors import (
 from scorekit.schemas import Failed, Info, JudgeFailed, JudgeScored
 from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import AnswerJudgeConfig
-from trainer.search.answer.single_flight import SingleFlight
+from trainer.search.answer.paid_calls import PaidCalls
 from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import ApiUsage, JudgedAnswer, answer_parts
 
@@ -83,7 +84,7 @@ class AnswerJudge:
         self.model = ""
         self._tasks: frozenset[str] = frozenset()
         self._paid_answers, self._money = paid_answers, money
-        self._once = SingleFlight[_Verdict]()
+        self._once = PaidCalls(_Verdict, paid_answers)
         self._client = ScoringClient(
             cfg.url,
             timeout_s=cfg.timeout_s,
@@ -143,18 +144,9 @@ class AnswerJudge:
         if not self.model:
             await self.check()
         key = paid_key("judge", [self.model, sorted(sample.items())])
-        charge = ApiUsage(cached=True)
-
-        async def ask(turn: Callable[[], None]) -> tuple[_Verdict, bool]:
-            nonlocal charge
-            async with self._paid_answers.claimed(key) as stored:
-                if stored is not None:
-                    return _Verdict.model_validate(stored), False
-                verdict, charge = await self._request_verdict(key, sample, turn)
-                return verdict, not charge.cached
-
         try:
-            verdict, is_new = await self._once.get(key, ask)
+            pay = partial(self._request_verdict, key, sample)
+            verdict, charge = await self._once.get(key, pay)
         except (ServiceUnreachable, RequestError, SampleError) as error:
             await self._raise_if_other(error)
             return JudgedAnswer(
@@ -168,7 +160,7 @@ class AnswerJudge:
             score=verdict.score,
             reason=verdict.reason,
             model=self.model,
-            charge=charge if is_new else ApiUsage(cached=True),
+            charge=charge,
             latency_s=time.monotonic() - started_at,
         )
 
@@ -214,19 +206,16 @@ class AnswerJudge:
             return None
         used, calls = result.usage, result.upstream_calls
         if used is not None:
-            prompt_tokens = used.prompt_tokens or estimated.prompt_tokens
-            return self._money.count(
-                "judge", prompt_tokens, used.completion_tokens or estimated.completion_tokens
-            )
-        if calls:
-            prompt_tokens, completion_tokens = (
-                calls * estimated.prompt_tokens,
-                calls * estimated.completion_tokens,
-            )
-            return self._money.count("judge", prompt_tokens, completion_tokens)
-        if isinstance(result, Failed) and result.error.type == "model_failure":
-            return self._money.count("judge", *reserved)
-        return None
+            prompt = used.prompt_tokens or estimated.prompt_tokens
+            completion = used.completion_tokens or estimated.completion_tokens
+        elif calls:
+            prompt = calls * estimated.prompt_tokens
+            completion = calls * estimated.completion_tokens
+        elif isinstance(result, Failed) and result.error.type == "model_failure":
+            prompt, completion = reserved
+        else:
+            return None
+        return self._money.count("judge", prompt, completion)
 
     async def _raise_if_other(self, error: ServiceUnreachable | ServiceError) -> None:
         """Raise UserError if the key is refused or if another judge answers than before.

@@ -87,19 +87,8 @@ def worst_case(
 
 def _full(question: Question, num_images: int) -> Trajectory:
     """Return an episode with `num_images` visible pages."""
-    views = [
-        ImageView(
-            kind="page",
-            page_id=str(number),
-            width=1,
-            height=1,
-            region=(0, 0, 1, 1),
-            page_width=1,
-            page_height=1,
-            image=str(number),
-        )
-        for number in range(num_images)
-    ]
+    names = map(str, range(num_images))
+    views = [ImageView.of_page(name, (1, 1), (1, 1), name) for name in names]
     turn = Turn(number=1, text="", action="search", views=views)
     return Trajectory(
         trajectory_id=question.id,

@@ -19,31 +19,19 @@ def estimated_words(system: str, question: str) -> int:
     return len((system + question).encode()) // 3 + 64
 
 
-class Generator:
-    """The model that answers from the evidence (`CachedChat`). Use it in one event loop.
+class Generator(CachedChat):
+    """The model that answers from the evidence. Use it in one event loop.
 
     The key of a cached answer has the question, the images (SHA-256, in order), the model's name
     and the settings. Raises UserError for a config without a model.
     """
 
+    cfg: GeneratorConfig
+
     def __init__(
         self, cfg: GeneratorConfig, paid_answers: PaidAnswerCache, money: SpendTracker
     ) -> None:
-        self.cfg = cfg
-        self._chat = CachedChat("generator", cfg, paid_answers, money)
-
-    async def check(self) -> None:
-        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
-        await self._chat.check()
-
-    async def close(self) -> None:
-        """Cancel pending calls and close the connections."""
-        await self._chat.close()
-
-    @property
-    def retries(self) -> int:
-        """Return the number of retries."""
-        return self._chat.retries
+        super().__init__("generator", cfg, paid_answers, money)
 
     async def answer(
         self, question: str, pngs: Mapping[str, bytes], *, sample: int = 0
@@ -57,11 +45,11 @@ class Generator:
         """
         started_at = time.monotonic()
         fields: dict[str, Any] = {"model": self.cfg.model, "evidence": list(pngs)}
-        settings = self._chat.settings() | {"without": WITHOUT_IMAGES}
+        settings = self.settings() | {"without": WITHOUT_IMAGES}
         depends_on: list[Any] = [question, list(pngs), settings]
         system = self.cfg.system if pngs else WITHOUT_IMAGES
         try:
-            reply, charge = await self._chat.ask(
+            reply, charge = await self.ask(
                 [*depends_on, sample] if sample else depends_on,
                 lambda: image_messages(system, question, pngs),
                 words=estimated_words(system, question),

@@ -16,7 +16,7 @@ from scorekit.llm.limits import ConcurrencyLimiter
 from scorekit.llm.wire import without_thinking
 from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.single_flight import SingleFlight
+from trainer.search.answer.paid_calls import PaidCalls
 from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import ApiUsage
 
@@ -70,7 +70,7 @@ class CachedChat:
         self._paid_answers, self._money = paid_answers, money
         self._limiter = ConcurrencyLimiter(cfg.max_requests, cfg.max_tokens)
         self._tokens_per_image = cfg.tokens_per_image
-        self._once = SingleFlight[PaidText](cfg.deadline_s)
+        self._once = PaidCalls(PaidText, paid_answers, cfg.deadline_s)
         self._llm = chat_client(cfg, name)
 
     async def check(self) -> None:
@@ -110,30 +110,24 @@ class CachedChat:
         answer in time, of which nothing is stored; UserError, BudgetExceeded.
         """
         key = paid_key(self.name, depends_on)
-        charge = ApiUsage(cached=True)
 
-        async def call(turn: Callable[[], None]) -> tuple[PaidText, bool]:
-            nonlocal charge
-            async with self._paid_answers.claimed(key) as stored:
-                if stored is not None:
-                    return PaidText.model_validate(stored), False
-                prompt = words + num_images * self._tokens_per_image
-                reserved = prompt, self.cfg.max_output_tokens
-                async with (
-                    # a call above the limit is sent alone
-                    self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)),
-                    self._money.reserved(self.name, *reserved),
-                ):
-                    turn()
-                    started_at = time.monotonic()
-                    choice = await self._choice(key, messages(), schema, seed)
-                    charge = self._count(choice, prompt, words, num_images)
-                    reply = _parse_reply(choice, time.monotonic() - started_at)
-                    await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
-                return reply, True
+        async def pay(turn: Callable[[], None]) -> tuple[PaidText, ApiUsage]:
+            prompt = words + num_images * self._tokens_per_image
+            reserved = prompt, self.cfg.max_output_tokens
+            async with (
+                # a call above the limit is sent alone
+                self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)),
+                self._money.reserved(self.name, *reserved),
+            ):
+                turn()
+                started_at = time.monotonic()
+                choice = await self._choice(key, messages(), schema, seed)
+                charge = self._count(choice, prompt, words, num_images)
+                reply = _parse_reply(choice, time.monotonic() - started_at)
+                await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
+            return reply, charge
 
-        reply, is_new = await self._once.get(key, call)
-        return reply, charge if is_new else ApiUsage(cached=True)
+        return await self._once.get(key, pay)
 
     async def _choice(
         self,
@@ -161,11 +155,10 @@ class CachedChat:
 
     def _count(self, choice: Choice, prompt: int, words: int, num_images: int) -> ApiUsage:
         # If a server does not count tokens: the reserved number, so the cap still holds.
-        prompt_tokens, completion_tokens = choice.prompt_tokens, choice.completion_tokens
-        prompt_tokens = prompt if prompt_tokens is None else prompt_tokens
-        completion_tokens = (
-            self.cfg.max_output_tokens if completion_tokens is None else completion_tokens
-        )
+        prompt_tokens = prompt if choice.prompt_tokens is None else choice.prompt_tokens
+        completion_tokens = choice.completion_tokens
+        if completion_tokens is None:
+            completion_tokens = self.cfg.max_output_tokens
         if num_images:  # the server may count more than estimated
             tokens_per_image = -(-(prompt_tokens - words) // num_images)
             self._tokens_per_image = max(self._tokens_per_image, tokens_per_image)

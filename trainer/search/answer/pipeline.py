@@ -14,7 +14,7 @@ from trainer.search.answer.evidence import evidence_images
 from trainer.search.answer.generator import Generator
 from trainer.search.answer.run_share import RunShare, part_of_limits
 from trainer.search.answer.shared_money import SharedSpendTracker
-from trainer.search.answer.spending import SpendTracker, sum_charges
+from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import (
     ApiUsage,
     GeneratedAnswer,
@@ -74,11 +74,6 @@ class AnswerPipeline:
             paid_answers.close()
 
     @property
-    def totals(self) -> ApiUsage:
-        """Return the sum of `spent`."""
-        return sum_charges(self.spent.values())
-
-    @property
     def spent(self) -> dict[str, ApiUsage]:
         """Return the usage of the run by server (generator, judge), including earlier starts.
 
@@ -99,11 +94,8 @@ class AnswerPipeline:
         """
         stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
         for server, charge in self.spent.items():
-            stats[f"cost/{server}_calls"] = float(charge.calls)
-            stats[f"cost/{server}_prompt_tokens"] = float(charge.prompt_tokens)
-            stats[f"cost/{server}_completion_tokens"] = float(charge.completion_tokens)
-            if charge.money is not None:
-                stats[f"cost/{server}_money"] = charge.money
+            used = charge.model_dump(exclude={"cached"}, exclude_none=True)
+            stats |= {f"cost/{server}_{name}": float(value) for name, value in used.items()}
         if self._parts is not None:
             stats["answers/damaged"] = float(self._parts[0].damaged)
             stats["answers/retries"] = float(self._parts[2].retries)
@@ -129,25 +121,18 @@ class AnswerPipeline:
         question = trajectory.question
         answer = await generator.answer(question.question, pngs)
         self._counts["cached" if answer.charge.cached else answer.status] += 1
-        if answer.text is None:
-            failed = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
-            grounded = failed if judging.cfg.grounded else None
-            update = {"answer": answer, "judged": failed, "grounded": grounded}
-            return trajectory.model_copy(update=update)
-        judged, grounded = await self._judged(judging, question, answer.text, pngs)
-        self._counts[f"judged_{judged.status}"] += 1
+        judged: JudgedAnswer | None
+        if (text := answer.text) is None:
+            judged = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
+            grounded = judged if judging.cfg.grounded else None
+        else:
+            judged, grounded = await gather_or_cancel(
+                (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
+            )
+            assert judged is not None
+            self._counts[f"judged_{judged.status}"] += 1
         update = {"answer": answer, "judged": judged, "grounded": grounded}
         return trajectory.model_copy(update=update)
-
-    async def _judged(
-        self, judging: AnswerJudge, question: Question, text: str, pngs: Mapping[str, bytes]
-    ) -> tuple[JudgedAnswer, JudgedAnswer | None]:
-        """Return both verdicts, requested concurrently."""
-        judged, grounded = await gather_or_cancel(
-            (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
-        )
-        assert judged is not None
-        return judged, grounded
 
     def _skip(self, trajectory: Trajectory, reason: str, score: float | None) -> Trajectory:
         self._counts["no_evidence" if score is not None else "not_answered"] += 1
@@ -169,12 +154,8 @@ class AnswerPipeline:
                     else SharedSpendTracker(self.cfg.money, paid_answers.spent(), shared.calls)
                 )
                 generator = Generator(self.cfg.generator, paid_answers, money)
-                self._parts = (
-                    paid_answers,
-                    money,
-                    generator,
-                    AnswerJudge(self.cfg.judge, paid_answers, money),
-                )
+                judging = AnswerJudge(self.cfg.judge, paid_answers, money)
+                self._parts = paid_answers, money, generator, judging
             except BaseException:
                 paid_answers.close()
                 raise

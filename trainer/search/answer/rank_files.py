@@ -17,6 +17,7 @@ from pathlib import Path
 from scorekit.errors import UserError
 from trainer.search.answer.answer_cache import (
     PaidAnswerCache,
+    files_beside,
     lock_if_free,
     lock_path,
     rank_files,
@@ -83,20 +84,10 @@ def take_over(cache: PaidAnswerCache, run: str) -> None:
                 f"answers {file}: another process of the run {run!r} has it open. End that "
                 "process, or give this run another name."
             )
-    for copy, copy_run in _copies(cache.path).items():
+    for copy, copy_run in files_beside(cache.path, _KNOWN_FILE).items():
         if copy_run != run_hash(run) and (lock := lock_if_free(cache.path, copy_run)) is not None:
             copy.unlink(missing_ok=True)  # of a run that was killed
             os.close(lock)
-
-
-def _copies(path: Path) -> dict[Path, str]:
-    files = [file for file in path.parent.iterdir() if file.suffix == path.suffix]
-    matches = [
-        (file, _KNOWN_FILE.fullmatch(file.stem.removeprefix(path.stem)))
-        for file in files
-        if file.stem.startswith(path.stem)
-    ]
-    return {file: match[1] for file, match in matches if match}
 
 
 def copy_answers(cache: PaidAnswerCache, copy: Path) -> None:
@@ -133,18 +124,14 @@ def _merge(db: sqlite3.Connection, file: Path) -> None:
         if health != b"ok":
             raise sqlite3.DatabaseError(f"{file.name} is damaged")
         ((tables,),) = db.execute(_TABLES)
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with db:  # commits, or rolls back after an error
+            db.execute("BEGIN IMMEDIATE")
             db.execute(_TAKEN)
             # A process may have been killed between taking a file over and removing it.
             is_new = db.execute("INSERT OR IGNORE INTO taken VALUES (?)", (file.name,)).rowcount
             # A file without all tables was killed while it was created.
             for statement in _MERGES if is_new and tables == 3 else ():
                 db.execute(statement)
-            db.execute("COMMIT")
-        finally:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
     finally:
         db.execute("DETACH other")
 

@@ -86,20 +86,12 @@ class SharedAnswerCache(PaidAnswerCache):
 
     async def get(self, key: bytes) -> dict[str, Any] | None:
         """Return the answer of a key, or None."""
-        answer = await super().get(key)
-        return (
-            answer
-            if answer is not None or self._known_answers is None
-            else await self._get_known(key)
-        )
-
-    async def _get_known(self, key: bytes) -> dict[str, Any] | None:
-        known_answers = self._known_answers
-        assert known_answers is not None
+        answer, known_answers = await super().get(key), self._known_answers
+        if answer is not None or known_answers is None:
+            return answer
         query = "SELECT value FROM answers WHERE key = ?"
-        return self._unpacked(
-            key, await self._execute(lambda _: known_answers.execute(query, (key,)).fetchone())
-        )
+        row = await self._execute(lambda _: known_answers.execute(query, (key,)).fetchone())
+        return self._unpacked(key, row)
 
     @asynccontextmanager
     async def claimed(self, key: bytes) -> AsyncIterator[dict[str, Any] | None]:

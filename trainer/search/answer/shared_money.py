@@ -14,7 +14,13 @@ from pydantic_core import from_json
 from trainer.rl.process_store import ProcessStore
 from trainer.search.answer.config import MoneyConfig
 from trainer.search.answer.shared_calls import SharedCalls
-from trainer.search.answer.spending import BudgetExceeded, SpendTracker, cost_of, priced
+from trainer.search.answer.spending import (
+    BudgetExceeded,
+    SpendTracker,
+    cost_of,
+    priced,
+    sum_charges,
+)
 from trainer.search.records import ApiUsage
 
 #: Seconds between two attempts to reserve money that others have reserved.
@@ -22,7 +28,7 @@ _PAUSE_S = (0.02, 0.5)
 
 
 class Account(BaseModel):
-    """Holds what a run has spent and reserved, by server, in calls and tokens.
+    """Holds what a run has spent and reserved, by server: calls and tokens count, not `money`.
 
     in_flight: calls with a reservation. writer: of this version, so that no two are equal.
     """
@@ -34,12 +40,7 @@ class Account(BaseModel):
 
     def count(self, server: str, charge: ApiUsage) -> None:
         """Add the usage of calls to what is spent."""
-        used = self.spent.get(server, ApiUsage())
-        self.spent[server] = ApiUsage(
-            calls=used.calls + charge.calls,
-            prompt_tokens=used.prompt_tokens + charge.prompt_tokens,
-            completion_tokens=used.completion_tokens + charge.completion_tokens,
-        )
+        self.spent[server] = sum_charges([self.spent.get(server, ApiUsage()), charge])
 
     def reserve(self, server: str, prompt: int, completion: int, calls: int = 1) -> None:
         """Reserve tokens for a call; negative numbers release them."""

@@ -52,7 +52,7 @@ class SearchEnvironment:
             group=question.id,
             question=question,
             policy=self._policy,
-            index_revision=self._services.index_revision,
+            index_revision=self._services.tools.index_revision(),
         )
         trajectory.model_dump_json()  # before it begins: one that cannot be stored is refused
         self._busy = False

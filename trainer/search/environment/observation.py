@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from trainer.search.records import Status, Trajectory
 from trainer.search.rollout.prompt import Message
@@ -29,6 +30,17 @@ class EpisodeResult:
         reward = trajectory.reward
         assert reward is not None
         return cls(reward.status, reward.value, dict(reward.parts), reward.error, trajectory)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the result as JSON values, with end and pages in place of the full record."""
+        return {
+            "reward": self.reward,
+            "end": self.trajectory.end,
+            "status": self.status,
+            "components": self.components,
+            "error": self.error,
+            "pages": self.trajectory.shown_pages,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,14 +85,4 @@ def longest_turn_s(cfg: SearchConfig) -> float:
 def observation_fields(observation: Observation) -> dict[str, Any]:
     """Return the fields of a `SearchObservation`. The reward of an unscored episode is None."""
     fields = {"messages": chat_messages(observation.messages), "done": observation.done}
-    result = observation.result
-    if result is None:
-        return fields
-    return fields | {
-        "reward": result.reward,
-        "end": result.trajectory.end,
-        "status": result.status,
-        "components": result.components,
-        "error": result.error,
-        "pages": result.trajectory.shown_pages,
-    }
+    return fields if observation.result is None else fields | observation.result.fields()

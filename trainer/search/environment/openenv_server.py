@@ -32,17 +32,15 @@ def create_search_app(
     questions: Sequence[Question] = (),
     *,
     max_sessions: int = 256,
-    policy: str = "openenv",
 ) -> FastAPI:
     """Return the app of a server.
 
     services: shared by all sessions, and open as long as the app runs. questions: those that a
     reset may choose by index, id or seed. max_sessions: at the same time; another one is refused.
-    policy: name in the records of the episodes.
     """
     choice = QuestionChoice(questions, services.cfg.data)
     return create_app(
-        lambda: OpenEnvSearch(services, choice, policy),
+        lambda: OpenEnvSearch(services, choice),
         SearchAction,
         SearchObservation,
         env_name="search",
@@ -56,17 +54,16 @@ def create_search_app(
 class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]):  # type: ignore[misc]
     """The environment of one session.
 
-    services: shared with other sessions. choice: the questions that a reset may choose. policy:
-    name in the records of the episodes. An episode that the client leaves, or resets, before its
-    end is counted as failed.
+    services: shared with other sessions. choice: the questions that a reset may choose. An episode
+    that the client leaves, or resets, before its end is counted as failed.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self, services: EnvironmentServices, choice: QuestionChoice, policy: str) -> None:
+    def __init__(self, services: EnvironmentServices, choice: QuestionChoice) -> None:
         super().__init__()
         self._services, self._choice = services, choice
-        self._environment = SearchEnvironment(services, policy)
+        self._environment = SearchEnvironment(services, "openenv")
         self._state = SearchState()
 
     async def reset_async(

@@ -36,7 +36,6 @@ class EnvironmentServices:
 
     cfg: SearchConfig
     run: str
-    index_revision: str
     retriever: WatchedRetriever
     tools: SearchTools
     threads: Executor
@@ -124,7 +123,6 @@ def open_environment_services(
             yield EnvironmentServices(
                 cfg=cfg,
                 run=run,
-                index_revision=opened.index.revision,
                 retriever=retriever,
                 tools=SearchTools(
                     retriever, cfg.episode, store.save_image, cfg.original_pixels, form

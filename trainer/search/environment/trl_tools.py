@@ -23,17 +23,16 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.net.loop_thread import LoopThread
 from trainer.search.config import SearchConfig
 from trainer.search.environment.environment import SearchEnvironment
-from trainer.search.environment.observation import EpisodeResult, Observation
+from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
 from trainer.search.records import Question
-from trainer.search.rollout.prompt import Message, opening
+from trainer.search.reward.stats import PARTS
+from trainer.search.rollout.prompt import Message, chat_messages, opening
 
 #: The answer to a call after the end. It is the same for every end, also where a service failed.
 ENDED = "The search has ended."
 #: A turn is stored with tags, as our own trainer's are. TRL does not pass the text before a call.
 _TURN = "<think>a call of a tool</think>\n{action}"
-#: Reward components that are logged.
-_COMPONENTS = ("judge", "ndcg", "format")
 RewardFunction = Callable[..., list[float | None]]
 
 
@@ -63,10 +62,7 @@ class TrlSearch:
         cfg = self._services.cfg.episode
         return [
             {
-                "prompt": [
-                    {"role": message.role, "content": message.text}
-                    for message in opening(question, cfg, "tools")
-                ],
+                "prompt": chat_messages(opening(question, cfg, "tools")),
                 "question": question.model_dump_json(),
             }
             for question in questions
@@ -170,6 +166,7 @@ class SearchEpisode:
         return str(self._turn("<search_complete>true</search_complete>"))
 
     def _turn(self, action: str) -> Any:
+        """Return the content of TRL's tool message: a text, or a list with images."""
         if self._result is not None or self._error is not None:
             return ENDED
         try:
@@ -178,14 +175,10 @@ class SearchEpisode:
         except Exception as error:
             self._error = error
             return ENDED
-        if not observation.done:
-            return self._content(observation)
-        # The answer and its verdict are computed while other episodes go on.
-        self._result = self._thread.submit(self._environment.result())
-        return ENDED
-
-    def _content(self, observation: Observation) -> Any:
-        """Return the content of TRL's tool message: a text, or a list with images."""
+        if observation.done:
+            # The answer and its verdict are computed while other episodes go on.
+            self._result = self._thread.submit(self._environment.result())
+            return ENDED
         (message,) = observation.messages
         if not message.images:
             return message.text
@@ -219,7 +212,7 @@ def _log_components(
     if log_metric is not None and results:
         scored = [result for result in results if result.reward is not None]
         log_metric("search/coverage", len(scored) / len(results))
-        for name in _COMPONENTS:
+        for name in PARTS:
             values = [r.components[name] for r in scored if name in r.components]
             if values:
                 log_metric(f"search/{name}", sum(values) / len(values))

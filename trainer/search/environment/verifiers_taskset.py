@@ -24,7 +24,7 @@ from scorekit.errors import SampleError, UserError
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_set, load_train
 from trainer.search.environment.environment import SearchEnvironment
-from trainer.search.environment.observation import EpisodeResult, Observation
+from trainer.search.environment.observation import Observation
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
 from trainer.search.records import Question
 from trainer.search.rollout.policies import full_text
@@ -114,7 +114,12 @@ class SearchEnv(ScoredEnv):
             while not observation.done:
                 observation = await _next_observation(environment, interaction, observation)
             assert observation.result is not None
-            _record(interaction.trace, observation.result)
+            result, trace = observation.result, interaction.trace
+            trace.info[INFO] = {
+                **result.fields(),
+                "trajectory_id": result.trajectory.trajectory_id,
+            }
+            trace.record_metrics({f"component/{k}": v for k, v in result.components.items()})
 
 
 async def _next_observation(
@@ -141,17 +146,3 @@ async def _next_observation(
     return await environment.step(
         full_text(message.content or "", message.reasoning_content), tokens
     )
-
-
-def _record(trace: Any, result: EpisodeResult) -> None:
-    trajectory = result.trajectory
-    trace.info[INFO] = {
-        "status": result.status,
-        "reward": result.reward,
-        "components": result.components,
-        "error": result.error,
-        "end": trajectory.end,
-        "pages": trajectory.shown_pages,
-        "trajectory_id": trajectory.trajectory_id,
-    }
-    trace.record_metrics({f"component/{k}": v for k, v in result.components.items()})

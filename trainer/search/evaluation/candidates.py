@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,20 +91,18 @@ def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Po
     model, _ = load_on_base(cfg.policy, candidate.adapters, world.device)
     if world.is_sharded:
         world.shard(unwrap_peft(model))  # these weights generate
-    with ExitStack() as exit_stack:
-        sampler = open_sampler(
-            cfg.generation,
-            candidate.served,
-            model,
-            policy_inputs.tokenizer,
-            world,
-            adapters=cfg.policy.lora.r > 0,
-            run_dir=cfg.misc.run_dir,
-            role="evaluate",
-            banned_token_ids=policy_inputs.banned_token_ids,
-        )
-        exit_stack.enter_context(closing(sampler))
-        exit_stack.enter_context(autocast(world.device, cfg.misc.dtype))
+    sampler = open_sampler(
+        cfg.generation,
+        candidate.served,
+        model,
+        policy_inputs.tokenizer,
+        world,
+        adapters=cfg.policy.lora.r > 0,
+        run_dir=cfg.misc.run_dir,
+        role="evaluate",
+        banned_token_ids=policy_inputs.banned_token_ids,
+    )
+    with closing(sampler), autocast(world.device, cfg.misc.dtype):
         sampler.sync_weights(model, 0)
         yield SampledPolicy(
             sampler,

@@ -5,35 +5,26 @@ They are of all questions, by document, and by type of question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.runs.evaluation.paired import (
-    RESAMPLES,
-    SEED,
     PairedStat,
     compare_lines,
     indices_by_group,
     largest_changes,
 )
 from trainer.search.evaluation.episode_values import VALUES, values_of
-from trainer.search.evaluation.stats import document_of, table
-from trainer.search.records import Question, Trajectory
+from trainer.search.evaluation.stats import group_names, table
+from trainer.search.records import Trajectory
 
 Pair = tuple[Trajectory, Trajectory]
 ALL = "all"
-#: Kind of group -> the function that names a question's group.
-_GROUPS: dict[str, Callable[[Question], str]] = {
-    "type": lambda question: question.question_type,
-    "document": document_of,
-}
 
 
 def compare_episodes(
     first: Sequence[Trajectory],
     second: Sequence[Trajectory],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
 ) -> dict[str, list[PairedStat]]:
     """Return the stats of all questions under ALL, and some of them by type and document.
 
@@ -41,37 +32,23 @@ def compare_episodes(
     first, second: an episode of each question, in the same order. Raises ValueError for different
     questions.
     """
-    if [question_key(episode) for episode in first] != [
-        question_key(episode) for episode in second
-    ]:
+    keys = [[(t.question.id, t.question.question) for t in side] for side in (first, second)]
+    if keys[0] != keys[1]:
         raise ValueError("the two evaluations do not have the same questions in the same order")
     lines = [(values_of(a), values_of(b)) for a, b in zip(first, second, strict=True)]
     group_stats = [stat for stat in table() if stat.by_group]
-    indices_by_group = {ALL: list(range(len(lines)))} | dict(
-        _groups([episode.question for episode in first])
-    )
+    indices_by_name = {ALL: list(range(len(lines)))}
+    for kind in ("type", "document"):
+        groups = indices_by_group(group_names(first, kind))
+        indices_by_name |= {f"{kind} {name}": indices for name, indices in groups.items()}
     return {
         name: compare_lines(
             table() if name == ALL else group_stats,
             [lines[index][0] for index in indices],
             [lines[index][1] for index in indices],
-            resamples,
-            seed,
         )
-        for name, indices in indices_by_group.items()
+        for name, indices in indices_by_name.items()
     }
-
-
-def _groups(questions: Sequence[Question]) -> Iterator[tuple[str, list[int]]]:
-    for kind, name_of in _GROUPS.items():
-        names = [name_of(question) or "(unknown)" for question in questions]
-        for name, indices in indices_by_group(names).items():
-            yield f"{kind} {name}", indices
-
-
-def question_key(episode: Trajectory) -> tuple[str, str]:
-    """Return id and text of the question of an episode."""
-    return episode.question.id, episode.question.question
 
 
 def episodes_of(lines: Iterable[Mapping[str, Any]]) -> list[Trajectory]:

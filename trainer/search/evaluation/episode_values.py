@@ -36,7 +36,7 @@ def _tokens(t: Trajectory) -> float | None:
 
 #: Stat -> the function of its value for an episode (None: no value). A share averages 0 and 1.
 VALUES: Final[Mapping[str, Callable[[Trajectory], float | None]]] = {
-    "reward_mean": lambda t: t.reward.value if t.reward else None,
+    "reward_mean": lambda t: t.reward_value,
     "judge_mean": _part("judge"),
     "ndcg_mean": _part("ndcg"),
     "format_mean": _part("format"),

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.rl.distributed import DistributedContext
 from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.compare import episodes_of
-from trainer.search.evaluation.stats import by_document, by_type, compute_stats
+from trainer.search.evaluation.stats import compute_stats, stats_by
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.policies import Policy
 
@@ -40,7 +39,6 @@ def evaluate_questions(
     episodes: EpisodeRunner,
     policy: Policy,
     questions: Sequence[Question],
-    world: DistributedContext,
     *,
     step: int,
     name: str,
@@ -48,8 +46,7 @@ def evaluate_questions(
     """Run one episode of each question and get its answer, verdict and reward.
 
     name: of the set; step: of the run; both are in the ids of the episodes. The processes share
-    the episodes, and each gets the full report. Raises what `Episodes` raises:
-    BudgetExceeded, ServiceUnreachable.
+    the episodes, and each gets the full report. Raises BudgetExceeded, ServiceUnreachable.
     """
     started = time.monotonic()
     finished = episodes.run(policy, list(enumerate(questions)), step=step, kind=f"{name}-")
@@ -61,9 +58,9 @@ def report_on(episodes: Sequence[Trajectory], seconds: float) -> SearchReport:
     """Return the report of rewarded episodes; its examples are without their ids."""
     values: dict[str, Any] = compute_stats(episodes)
     values |= {key: values.pop(key) for key in _LAST_STATS}
-    groups = {"document": by_document(episodes), "type": by_type(episodes)}
-    for kind, stats_by_name in groups.items():
-        values[f"by_{kind}"] = [{kind: name} | stats for name, stats in stats_by_name.items()]
+    for kind in ("document", "type"):
+        groups = stats_by(kind, episodes)
+        values[f"by_{kind}"] = [{kind: name} | stats for name, stats in groups.items()]
     values["seconds"] = seconds
     lines = [episode.model_dump(mode="json", exclude={"tokens"}) for episode in episodes]
     return SearchReport(values, lines)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -133,22 +134,12 @@ def write_evaluation(
     config: str = "",
 ) -> Path:
     """Write a page of the stats of an evaluation, its worst and its first episodes."""
-    ranked = [
-        (episode.reward.value, episode)
-        for episode in episodes
-        if episode.reward and episode.reward.value is not None
-    ]
-    ranked.sort(key=lambda pair: pair[0])
+    rewarded = [episode for episode in episodes if episode.reward_value is not None]
+    unfounded = [e for e in episodes if e.success and not e.saw_evidence]
     kinds = (
-        ("Worst by the reward", [episode for _, episode in ranked[:_EXAMPLES]]),
-        (
-            "Right without evidence",
-            [episode for episode in episodes if episode.success and not episode.saw_evidence],
-        ),
-        (
-            "Without a reward",
-            [episode for episode in episodes if not episode.reward or episode.reward.value is None],
-        ),
+        ("Worst by the reward", sorted(rewarded, key=attrgetter("reward_value"))),
+        ("Right without evidence", unfounded),
+        ("Without a reward", [e for e in episodes if e.reward_value is None]),
         ("The first of the set", list(episodes)),
     )
     return _PAGES.write_evaluation(

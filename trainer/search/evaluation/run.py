@@ -11,11 +11,11 @@ Under torchrun or accelerate the processes share the questions; the main one wri
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
@@ -39,10 +39,10 @@ from trainer.search.data import check_gold, hold_against_index
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
 from trainer.search.evaluation.compare import compare_episodes, episodes_of, line_key
-from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions
+from trainer.search.evaluation.evaluate import evaluate_questions
 from trainer.search.evaluation.report import write_comparison, write_evaluation
 from trainer.search.records import Question
-from trainer.search.services import SearchServices, has_page, open_services
+from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_view
@@ -112,7 +112,7 @@ def _evaluate(
     world: DistributedContext,
 ) -> list[dict[str, EvaluatedPolicy]]:
     """Return the evaluations of each candidate by set, then those of an earlier folder, if any."""
-    run = world.gather([f"{Path(cfg.misc.run_dir).name}-{uuid4().hex[:8]}"])[0]
+    run = world.gather([run_name(Path(cfg.misc.run_dir))])[0]
     stores: list[TrajectoryStore] = []  # the last one is in use
     evaluations: list[dict[str, EvaluatedPolicy]] = []
     with open_services(
@@ -125,15 +125,18 @@ def _evaluate(
         earlier_evaluations: dict[str, EvaluatedPolicy] = {}
         if earlier is not None:
             world.on_main(lambda: earlier_evaluations.update(_earlier(earlier, sets, settings)))
-
-        def begin(candidate: SearchCandidate) -> EpisodeRunner:
-            stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
-            return EpisodeRunner(
-                cfg, search_services.retriever, search_services.stream, stores[-1], world
-            )
-
+        retriever, stream = search_services.retriever, search_services.stream
         for candidate in candidates:
-            reports = _reports(candidate, sets, begin, world)
+            with opened(candidate, world) as policy:
+                # Only now: an earlier evaluation stays if the policy cannot be loaded.
+                folder = candidate.folder / EPISODES
+                world.on_main(partial(remove_folder, folder))
+                stores.append(TrajectoryStore(folder / FOLDER, f"{run}-{len(stores)}"))
+                episodes = EpisodeRunner(cfg, retriever, stream, stores[-1], world)
+                reports = {
+                    name: evaluate_questions(episodes, policy, questions, step=step, name=name)
+                    for step, (name, questions) in enumerate(sets.items(), 1)
+                }
             evaluations.append({})
             for name, report in reports.items() if world.is_main else ():
                 stats = {"policy": candidate.name, "set": name, **settings, **report.stats()}
@@ -143,32 +146,12 @@ def _evaluate(
     return [*evaluations, earlier_evaluations] if earlier_evaluations else evaluations
 
 
-def _reports(
-    candidate: SearchCandidate,
-    sets: Sets,
-    begin: Callable[[SearchCandidate], EpisodeRunner],
-    world: DistributedContext,
-) -> dict[str, SearchReport]:
-    """Return the report of each set; a set is a step. The policy is closed afterwards.
-
-    begin: is called when the policy is open, and removes files of an earlier evaluation.
-    """
-    with opened(candidate, world) as policy:
-        episodes = begin(candidate)
-        return {
-            name: evaluate_questions(episodes, policy, questions, world, step=step, name=name)
-            for step, (name, questions) in enumerate(sets.items(), 1)
-        }
-
-
 def _indexed(
     search_services: SearchServices, questions: Sequence[Question], cfg: SearchConfig
 ) -> list[Question]:
     """Return the questions whose pages are in the index."""
     check_gold(questions, cfg.reward.weights["ndcg"])
-    return hold_against_index(
-        questions, lambda page: has_page(search_services.retriever, page), cfg.data
-    )
+    return hold_against_index(questions, partial(has_page, search_services.retriever), cfg.data)
 
 
 def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) -> Sets:
@@ -188,12 +171,6 @@ def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) 
         if message and world.is_main:
             log.warning("%s", message)
     return accepted
-
-
-def _new_store(folder: Path, run: str, world: DistributedContext) -> TrajectoryStore:
-    """Return a new store and remove that of an earlier evaluation."""
-    world.on_main(lambda: remove_folder(folder / EPISODES))
-    return TrajectoryStore(folder / EPISODES / FOLDER, run)
 
 
 def _score_settings(cfg: SearchConfig, search_services: SearchServices) -> dict[str, Any]:

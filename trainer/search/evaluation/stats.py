@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, get_args
 
 from trainer.runs.evaluation.paired import indices_by_group
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
+from trainer.search.answer.spending import sum_charges
 from trainer.search.evaluation.episode_values import VALUES, own_turns
 from trainer.search.images.views import CropErrorReason
-from trainer.search.records import SUCCESS, Question, Trajectory
+from trainer.search.records import Question, Trajectory
 from trainer.search.reward.compute import NO_GOLD
 from trainer.search.reward.stats import reward_stats
-
-__all__ = ["SUCCESS", "by_document", "by_type", "compute_stats", "curves", "table"]
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")
@@ -191,29 +190,14 @@ def compute_stats(episodes: Sequence[Trajectory]) -> Stats:
 def _cost(episodes: Sequence[Trajectory]) -> Stats:
     """Return the paid usage of episodes; a cached answer costs nothing."""
     answers = [episode.answer.charge for episode in episodes if episode.answer]
-    verdicts = [
-        verdict.charge
-        for episode in episodes
-        for verdict in (episode.judged, episode.grounded)
-        if verdict
-    ]
-    paid = [charge.money for charge in (*answers, *verdicts) if charge.money is not None]
+    pairs = [(episode.judged, episode.grounded) for episode in episodes]
+    verdicts = [verdict.charge for pair in pairs for verdict in pair if verdict]
     return {
         "generator_calls": sum(charge.calls for charge in answers),
         "judge_calls": sum(charge.calls for charge in verdicts),
         "answers_known": sum(charge.cached for charge in answers),
-        "money": sum(paid) if paid else None,
+        "money": sum_charges([*answers, *verdicts]).money,
     }
-
-
-def by_document(episodes: Iterable[Trajectory]) -> dict[str, Stats]:
-    """Return the grouped stats of each document; {} for a single document."""
-    return _by(episodes, lambda episode: document_of(episode.question))
-
-
-def by_type(episodes: Iterable[Trajectory]) -> dict[str, Stats]:
-    """Return the grouped stats of each type of question; {} for a single type."""
-    return _by(episodes, lambda episode: episode.question.question_type)
 
 
 def document_of(question: Question) -> str:
@@ -221,15 +205,20 @@ def document_of(question: Question) -> str:
     return question.file_name or "".join(question.gold[:1]).rpartition("_")[0]
 
 
-def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) -> dict[str, Stats]:
-    all_episodes = list(episodes)
+def group_names(episodes: Iterable[Trajectory], kind: str) -> list[str]:
+    """Return the name of each episode's group: of its document, or of its question's type."""
+    name_of = document_of if kind == "document" else attrgetter("question_type")
+    return [name_of(episode.question) or "(unknown)" for episode in episodes]
+
+
+def stats_by(kind: str, episodes: Sequence[Trajectory]) -> dict[str, Stats]:
+    """Return the grouped stats of each "document" or "type" of question; {} for a single one."""
     keys = [
         "samples",
         *(group for f in table() if f.by_group for group in (f.key, f.coverage) if group),
     ]
-    groups = indices_by_group([name_of(episode) or "(unknown)" for episode in all_episodes])
     return {
         name: {key: stats.get(key) for key in keys}
-        for name, indices in groups.items()
-        for stats in [compute_stats([all_episodes[index] for index in indices])]
+        for name, indices in indices_by_group(group_names(episodes, kind)).items()
+        for stats in [compute_stats([episodes[index] for index in indices])]
     }

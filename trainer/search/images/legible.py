@@ -5,7 +5,6 @@ So a policy that reads only text gets what one with images can read, and a crop 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import groupby
 
 from scorekit.retrieval.wire import Page, TextBox
@@ -13,7 +12,7 @@ from scorekit.text.chat_marks import neutral
 from trainer.search.images.config import SightConfig
 from trainer.search.images.image_data import ImageError
 from trainer.search.images.views import in_frame
-from trainer.search.records import BoxConvention, ImageView, Region
+from trainer.search.records import ImageView, Region
 
 
 def legible_lines(page: Page, view: ImageView, sight: SightConfig) -> list[str]:
@@ -62,7 +61,7 @@ def _text_within(box: TextBox, region: Region) -> str:
 
 
 def _box_text(boxes: list[TextBox], view: ImageView, sight: SightConfig) -> str:
-    """Return the box around some boxes, clipped to the view."""
+    """Return the box around some boxes, clipped to the view, as a policy writes one."""
     left, top, right, bottom = view.region
     bounds = (
         max(left, min(box.x1 for box in boxes)),
@@ -70,13 +69,6 @@ def _box_text(boxes: list[TextBox], view: ImageView, sight: SightConfig) -> str:
         min(right, max(box.x2 for box in boxes)),
         min(bottom, max(box.y2 for box in boxes)),
     )
-    return written_box(in_frame(bounds, view, sight.box_convention), sight.box_convention)
-
-
-def written_box(box: Region, convention: BoxConvention) -> str:
-    """Return a box in the form in which a policy writes it."""
-    return f"[{', '.join(_numbers(box, convention))}]"
-
-
-def _numbers(box: Region, convention: BoxConvention) -> Iterator[str]:
-    return (f"{side:.3f}" if convention == "unit" else f"{side:.0f}" for side in box)
+    digits = 3 if sight.box_convention == "unit" else 0
+    sides = in_frame(bounds, view, sight.box_convention)
+    return f"[{', '.join(f'{side:.{digits}f}' for side in sides)}]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.ndcg import ndcg
-from trainer.search.reward.wellformed import format_error
 
 NO_GOLD = "the question names no gold page"
 
@@ -40,6 +39,23 @@ def with_reward(trajectory: Trajectory, cfg: SearchRewardConfig) -> Trajectory:
     """
     value = ndcg(trajectory.shown_pages, trajectory.question, cfg.ndcg_gold)
     return trajectory.model_copy(update={"ndcg": value, "reward": _reward(trajectory, value, cfg)})
+
+
+def format_error(trajectory: Trajectory) -> str | None:
+    """Return the first format error of an episode as `turn N: reason`, or None.
+
+    Every turn that the policy wrote counts: an invalid action (a wrong form, or a box outside the
+    image) is an error. A forced turn or a forced end is not.
+    """
+    turns = [turn for turn in trajectory.turns if not turn.forced]
+    if not turns:
+        return "no turn"
+    for turn in turns:
+        if turn.action == "invalid":
+            return f"turn {turn.number}: {turn.reason}"
+        if turn.action == "complete" and turn is not turns[-1]:
+            return f"turn {turn.number}: the episode went on behind its end"
+    return None
 
 
 def _skip_reason(trajectory: Trajectory, cfg: SearchRewardConfig) -> str | None:

@@ -13,20 +13,14 @@ from trainer.search.reward.ndcg import GoldUnit
 
 Preset = Literal["phase1", "phase2", "focused", "unified"]
 Forced = Literal["score", "zero", "penalty"]
-#: Preset -> weights of judge, NDCG and format.
-PRESETS: Final[dict[Preset, tuple[float, float, float]]] = {
-    "phase1": (0.0, 0.9, 0.1),
-    "phase2": (0.8, 0.2, 0.0),
-    "focused": (1.0, 0.0, 0.0),
-    "unified": (0.4, 0.5, 0.1),
-}
-#: Preset -> what a forced end earns. Where the form has a weight it earns 0, because a right form
-#: ends with search_complete. Elsewhere the answer is still judged, and the end costs something.
-FORCED_ENDS: Final[dict[Preset, Forced]] = {
-    "phase1": "zero",
-    "phase2": "penalty",
-    "focused": "penalty",
-    "unified": "zero",
+#: Preset -> weights of judge, NDCG and format; what a forced end earns. Where the form has a weight
+#: it earns 0, because a right form ends with search_complete. Elsewhere the answer is still judged,
+#: and the end costs something.
+PRESETS: Final[dict[Preset, tuple[float, float, float, Forced]]] = {
+    "phase1": (0.0, 0.9, 0.1, "zero"),
+    "phase2": (0.8, 0.2, 0.0, "penalty"),
+    "focused": (1.0, 0.0, 0.0, "penalty"),
+    "unified": (0.4, 0.5, 0.1, "zero"),
 }
 #: Key of a weight -> the environment variable that may set it.
 ENVIRONMENT: Final = {
@@ -79,12 +73,13 @@ class SearchRewardConfig(Config):
 
     @model_validator(mode="after")
     def _resolve(self) -> SearchRewardConfig:
-        for key, value in zip(ENVIRONMENT, PRESETS[self.preset], strict=True):
+        *weights, forced_end = PRESETS[self.preset]
+        for key, value in zip(ENVIRONMENT, weights, strict=True):
             if getattr(self, key) is None:
                 from_environment = _from_environment(ENVIRONMENT[key])
                 setattr(self, key, value if from_environment is None else from_environment)
         if self.forced_completion is None:
-            self.forced_completion = FORCED_ENDS[self.preset]
+            self.forced_completion = forced_end
         if self.gate is None:
             self.gate = bool(self.w_format)
         if not (self.w_judge or self.w_ndcg or self.w_format):

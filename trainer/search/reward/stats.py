@@ -19,9 +19,16 @@ def group_rewards(collected: Mapping[str, Trajectory]) -> dict[str, dict[str, fl
     groups: dict[str, dict[str, float]] = defaultdict(dict)
     for id, trajectory in collected.items():
         of_group = groups[trajectory.group]
-        if trajectory.reward is not None and trajectory.reward.value is not None:
-            of_group[id] = trajectory.reward.value
+        if trajectory.reward_value is not None:
+            of_group[id] = trajectory.reward_value
     return dict(groups)
+
+
+def without_spread(final: Mapping[str, Trajectory]) -> set[str]:
+    """Return the groups with equal rewards or with fewer than two rewards: they teach nothing."""
+    return {
+        group for group, rewards in group_rewards(final).items() if len(set(rewards.values())) < 2
+    }
 
 
 def step_stats(collected: Mapping[str, Trajectory]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from scorekit.net.loop_thread import LoopThread
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
@@ -15,27 +15,13 @@ from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stats import step_stats
 
+if TYPE_CHECKING:
+    from trainer.search.answer.pipeline import AnswerPipeline
+
 #: The key of an episode: run, step, trajectory_id, attempt.
 Key = tuple[str, int, str, int]
 #: Seconds between two checks while waiting, so a signal is handled soon.
 TICK_S = 0.5
-
-
-class AnswersEpisodes(Protocol):
-    """Generator and judge of a run (`AnswerPipeline` (trainer/search/answer)), in one event
-    loop."""
-
-    async def check(self) -> None:
-        """Raise UserError if a service does not answer or is not as configured."""
-
-    async def finish(
-        self, trajectory: Trajectory, load_image: Callable[[str], bytes]
-    ) -> Trajectory:
-        """Return a copy with answer and verdict. A failure is a status; an error ends the run."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,7 +52,7 @@ class RewardStream:
     def __init__(
         self,
         cfg: SearchRewardConfig,
-        answering: AnswersEpisodes | None,
+        answering: AnswerPipeline | None,
         load_image: Callable[[str], bytes],
     ) -> None:
         if cfg.weights["judge"] and answering is None:
@@ -128,15 +114,14 @@ class RewardStream:
         deadline is late: its calls continue to their own deadline, because they are paid for and
         the answer is stored, but here the result is dropped and counted. should_stop: is checked
         while waiting. Raises WaitAborted if it is true, ValueError for an id that was not submitted
-        or has another group, and what `AnswersEpisodes.finish` raised (the money is spent); then
+        or has another group, and what `AnswerPipeline.finish` raised (the money is spent); then
         `so_far` returns the available results.
         """
         started_at = time.monotonic()
         with self._changed:
             if self._fatal is not None:  # then not all episodes were accepted
                 raise self._fatal
-        keys = self._keys(step, group_by_id)
-        with self._changed:
+            keys = self._keys(step, group_by_id)
             submitted = [self._pending[key] for key in keys]
             waiting = self._wait(
                 list(submitted),
@@ -186,7 +171,7 @@ class RewardStream:
 
         If there is no answer after `deadline_s`, the reward is late and has no value. The calls
         continue, because they are paid for and the answer is stored. Raises ValueError for an
-        episode that still runs, and what `AnswersEpisodes.finish` raises, also for each later
+        episode that still runs, and what `AnswerPipeline.finish` raises, also for each later
         episode (the money is spent).
         """
         if trajectory.end is None:
@@ -236,21 +221,20 @@ class RewardStream:
 
     def _keys(self, step: int, group_by_id: Mapping[str, str]) -> list[Key]:
         """Return the key of the latest attempt of each episode."""
-        with self._changed:
-            latest: dict[str, Key] = {}
-            for key in sorted(key for key in self._pending if key[1] == step):
-                if key[2] in group_by_id:
-                    latest[key[2]] = key
-            wrong = [
-                id
-                for id, group in group_by_id.items()
-                if id not in latest or self._pending[latest[id]].trajectory.group != group
-            ]
+        latest: dict[str, Key] = {}
+        for key in sorted(key for key in self._pending if key[1] == step):
+            if key[2] in group_by_id:
+                latest[key[2]] = key
+        wrong = [
+            id
+            for id, group in group_by_id.items()
+            if id not in latest or self._pending[latest[id]].trajectory.group != group
+        ]
         if wrong:
             raise ValueError(f"step {step}: not submitted, or of another group: {wrong[:3]}")
         return [latest[id] for id in group_by_id]
 
-    async def _ask(self, answering: AnswersEpisodes, key: Key, pending: _Pending) -> None:
+    async def _ask(self, answering: AnswerPipeline, key: Key, pending: _Pending) -> None:
         try:
             self._settle(key, pending, await answering.finish(pending.trajectory, self._load_image))
         except Exception as error:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from scorekit.net.loop_thread import LoopThread
 from scorekit.net.tasks import gather_or_cancel
@@ -23,8 +22,6 @@ from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.policies import Policy
 from trainer.search.rollout.state import EpisodeState, add_turn
 from trainer.search.rollout.tools import MAX_TOOL_CALLS, PageSource, SearchTools
-
-T = TypeVar("T")
 
 
 def run_episodes(
@@ -37,7 +34,6 @@ def run_episodes(
     on_done: Callable[[Trajectory], None],
     save_image: Callable[[str, bytes], None],
     on_turn: Callable[[Trajectory], None] = lambda trajectory: None,
-    groups: Sequence[str] | None = None,
     samples: int | None = None,
     run: str = "",
     step: int = 0,
@@ -46,9 +42,8 @@ def run_episodes(
     """Run the episodes of questions and return the finished trajectories in their order.
 
     samples: episodes of a question without an `n_agent`; None: one of each question.
-    new_id: (question, number of the sample) -> an id that is unique in its run.
-    groups: the group name of each question; None: its id, with a number if the question occurs more
-    than once. original_pixels: as of `SearchTools`. For the rest see `run_trajectories`.
+    new_id: (question, number of the sample) -> an id that is unique in its run. original_pixels: as
+    of `SearchTools`. For the rest see `run_trajectories`.
     """
     trajectories = [
         Trajectory(
@@ -59,7 +54,7 @@ def run_episodes(
             sample=sample,
             question=question,
         )
-        for group, question in zip(groups or group_names(questions), questions, strict=True)
+        for group, question in zip(group_names(questions), questions, strict=True)
         for sample in range(question.samples(samples))
     ]
     tools = SearchTools(pages, cfg, save_image, original_pixels)
@@ -89,31 +84,23 @@ def run_trajectories(
     episodes = [EpisodeState(trajectory, cfg) for trajectory in trajectories]
 
     async def run_all() -> None:
-        with _tool_threads(len(episodes)) as threads:
+        num_threads = max(1, min(len(episodes), MAX_TOOL_CALLS))
+        threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tools")
+        try:
             policy.start([trajectory.trajectory_id for trajectory in trajectories])
             await gather_or_cancel(
                 _run_episode(episode, policy, tools, threads, on_done, on_turn)
                 for episode in episodes
             )
             policy.end()
+        finally:  # after an error, calls that still wait are not waited for
+            threads.shutdown(wait=False, cancel_futures=True)
 
     _run_to_end(run_all)
     return [episode.trajectory for episode in episodes]
 
 
-@contextmanager
-def _tool_threads(num_episodes: int) -> Iterator[Executor]:
-    """Yield threads for tool calls. After an error, calls that still wait are not waited for."""
-    threads = ThreadPoolExecutor(
-        max(1, min(num_episodes, MAX_TOOL_CALLS)), thread_name_prefix="tools"
-    )
-    try:
-        yield threads
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def _run_to_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine in a new event loop, in another thread if this one runs a loop.
 
     The other thread has the autocast state of this one. An interrupt cancels the coroutine.
@@ -121,18 +108,19 @@ def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work())
+        asyncio.run(work())
+        return
     from trainer.rl.policy.devices import current_autocast
 
     state = current_autocast()
 
-    async def run() -> T:
+    async def run() -> None:
         with state:
-            return await work()
+            await work()
 
     thread = LoopThread("episodes")
     try:
-        return thread.run(run())
+        thread.run(run())
     finally:
         thread.stop()
 

@@ -120,11 +120,8 @@ class TurnTokenizer:
         if ids.count(image_id) != len(images):
             raise ValueError(f"{ids.count(image_id)} image marks for {len(images)} images")
         for token_id in ids:
-            joined += (
-                [token_id] * self.reader.ids(next(remaining))
-                if token_id == image_id
-                else [token_id]
-            )
+            times = self.reader.ids(next(remaining)) if token_id == image_id else 1
+            joined += [token_id] * times
         return joined
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
@@ -135,32 +132,24 @@ class TurnTokenizer:
 
     def _check(self) -> str:
         """Check the template and return the prefill. Raises UserError."""
-        first_message, second_message = (
-            Message("user", "first words"),
-            Message("user", "other words"),
-        )
-        placeholder = Message("assistant", _PLACE)
+        first, second = Message("user", "first words"), Message("user", "other words")
+        turn = Message("assistant", _PLACE)
         prompt = self._rendered(_BEFORE)
-        head, *tails = self._rendered(
-            [*_BEFORE, placeholder, first_message, placeholder, second_message]
-        ).split(_PLACE)
+        head, *tails = self._rendered([*_BEFORE, turn, first, turn, second]).split(_PLACE)
         opened = prompt.removeprefix(head)
         if not prompt.startswith(head) or (opened and not _PREFILL.fullmatch(opened)):
             raise UserError(
                 "the chat template begins a conversation differently from its prompt, so the turns "
                 "of an episode cannot be joined. Name another one in chat.template."
             )
-        if len(tails) != 2 or tails != [
-            self._tail(first_message).removesuffix(opened),
-            self._tail(second_message),
-        ]:
+        if len(tails) != 2 or tails != [self._tail(first).removesuffix(opened), self._tail(second)]:
             raise UserError(
                 "the chat template writes a turn differently depending on the turns around it, so "
                 "the turns of an episode cannot be joined. Name another one in chat.template."
             )
-        first = self._text_ids(tails[0])[:1]
-        if not set(first) <= set(self.stops) or not first:
-            ends = self.tokenizer.decode(list(first))
+        end = self._text_ids(tails[0])[:1]
+        if not set(end) <= set(self.stops) or not end:
+            ends = self.tokenizer.decode(list(end))
             raise UserError(
                 f"the chat template ends a turn with {ends!r}, at which the policy does not stop. "
                 "Add its id to eos_token_id in the policy's generation_config.json."

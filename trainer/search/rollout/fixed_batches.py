@@ -9,21 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
-
-
-class BatchSampler(Protocol):
-    """A sampler of fixed batches (trainer/rl/engines/generate.py)."""
-
-    def complete_batch(
-        self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
-    ) -> list[SampledCompletion]:
-        """Return a completion of each prompt; the same prompts give the same bits."""
-        ...
 
 
 class FixedBatches:
@@ -35,7 +25,7 @@ class FixedBatches:
 
     def __init__(
         self,
-        sampler: BatchSampler,
+        sampler: GenerateSampler,
         gen_cfg: SamplingConfig,
         *,
         with_logprobs: bool,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.net.fork_safe import ForkSafeClient
@@ -105,7 +105,7 @@ class ChatPolicy(Policy):
 
     async def turn(self, request: TurnRequest) -> TurnOutput:
         """Request a turn. Raises UserError for an error of every turn."""
-        turn = await asyncio.wrap_future(self._loop.submit(self._turn(request)))
+        turn = await asyncio.wrap_future(self._loop.submit(partial(self._ask, request)))
         if not self._has_warned and turn.end is None and turn.tokens is None:
             self._has_warned = True
             log.warning(
@@ -115,39 +115,29 @@ class ChatPolicy(Policy):
             )
         return turn
 
-    def _turn(self, request: TurnRequest) -> Callable[[LLMClient], Coroutine[Any, Any, TurnOutput]]:
-        defaults = self._sampling
-        sampling = Sampling(
+    async def _ask(self, request: TurnRequest, client: LLMClient) -> TurnOutput:
+        defaults, seed = self._sampling, self._sampling.seed
+        if seed is not None:  # below 2**31, which every server accepts
+            seed = stream_seed("searcher", seed, request.trajectory_id, request.turn) % 2**31
+        temperature = request.temperature
+        sampling = replace(
+            defaults,
             max_tokens=min(defaults.max_tokens, request.tokens_left),
-            temperature=defaults.temperature
-            if request.temperature is None
-            else request.temperature,
-            top_p=defaults.top_p,
-            top_k=defaults.top_k,
-            seed=_seed(defaults.seed, request),
+            temperature=defaults.temperature if temperature is None else temperature,
+            seed=seed,
         )
-
-        async def ask(client: LLMClient) -> TurnOutput:
-            started = time.perf_counter()
-            messages = chat_messages(request.messages)
-            name = f"{_header_value(request.trajectory_id)}-{request.turn}"
-            try:
-                (choice,) = await client.chat(messages, sampling, request_id=name)
-            except LLMError as error:
-                end: EndName = "context" if error.type == "overlong" else "failed"
-                return TurnOutput(end=end, detail=f"policy: {error}"[:LONGEST_DETAIL])
-            took = time.perf_counter() - started
-            text = full_text(choice.text, choice.reasoning)
-            return TurnOutput(text, choice.completion_tokens, seconds=took)
-
-        return ask
-
-
-def _seed(seed: int | None, request: TurnRequest) -> int | None:
-    """Return the seed of a turn, below 2**31, which every server accepts."""
-    if seed is None:
-        return None
-    return stream_seed("searcher", seed, request.trajectory_id, request.turn) % 2**31
+        started = time.perf_counter()
+        messages = chat_messages(request.messages)
+        # A header allows no other characters.
+        id = "".join(c if c.isascii() and c.isprintable() else "_" for c in request.trajectory_id)
+        try:
+            (choice,) = await client.chat(messages, sampling, request_id=f"{id}-{request.turn}")
+        except LLMError as error:
+            end: EndName = "context" if error.type == "overlong" else "failed"
+            return TurnOutput(end=end, detail=f"policy: {error}"[:LONGEST_DETAIL])
+        took = time.perf_counter() - started
+        text = full_text(choice.text, choice.reasoning)
+        return TurnOutput(text, choice.completion_tokens, seconds=took)
 
 
 def full_text(text: str, reasoning: str | None) -> str:
@@ -155,11 +145,6 @@ def full_text(text: str, reasoning: str | None) -> str:
     if reasoning is None or f"<{THINK}>" in text:
         return text
     return f"<{THINK}>{reasoning.strip()}</{THINK}>\n{text.lstrip()}"
-
-
-def _header_value(name: str) -> str:
-    """Return a name with only the characters that a header allows."""
-    return "".join(c if c.isascii() and c.isprintable() else "_" for c in name)
 
 
 async def _name(client: LLMClient) -> str:

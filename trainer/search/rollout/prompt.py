@@ -17,7 +17,7 @@ from trainer.search.actions import BBOX, COMPLETE, SEARCH, SPELLING
 from trainer.search.images.config import SightConfig
 from trainer.search.images.views import ShownImage
 from trainer.search.records import ImageView, Question, Trajectory
-from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.config import EpisodeConfig, LinePart
 
 _SYSTEM = """\
 You search document pages for the evidence that a question needs. You do not answer it: another \
@@ -131,27 +131,19 @@ def _data_url(image: ShownImage) -> dict[str, Any]:
 
 def page_line(view: ImageView, rank: int, hits: int, cfg: EpisodeConfig) -> str:
     """Return the line about a visible page; "" if the config asks for no part of it."""
-    parts = []
-    if "page" in cfg.observation_line:
-        parts.append(f"page {neutral(view.page_id)}")
-    if "rank" in cfg.observation_line:
-        parts.append(f"rank {rank} of {hits}")
-    return _line(parts, view, cfg)
+    parts: dict[LinePart, str] = {"page": f"page {neutral(view.page_id)}"}
+    return _line(parts | {"rank": f"rank {rank} of {hits}"}, view, cfg)
 
 
 def crop_line(view: ImageView, cfg: EpisodeConfig) -> str:
     """Return the line about a visible crop."""
-    parts = []
-    if "page" in cfg.observation_line:
-        parts.append(f"a part of page {neutral(view.page_id)}")
-    return _line(parts, view, cfg)
+    return _line({"page": f"a part of page {neutral(view.page_id)}"}, view, cfg)
 
 
-def _line(parts: list[str], view: ImageView, cfg: EpisodeConfig) -> str:
-    if "frame" in cfg.observation_line:
-        _, width, height = _frame(view, cfg.sight)
-        parts = [*parts, f"{width} wide and {height} high"]
-    line = ", ".join(parts)
+def _line(parts: dict[LinePart, str], view: ImageView, cfg: EpisodeConfig) -> str:
+    _, width, height = _frame(view, cfg.sight)
+    parts = parts | {"frame": f"{width} wide and {height} high"}
+    line = ", ".join(text for part, text in parts.items() if part in cfg.observation_line)
     return f"{line[:1].upper()}{line[1:]}." if line else ""
 
 
@@ -159,11 +151,9 @@ def nothing_found(hits: int) -> str:
     """Return the text for a search without new pages. hits: number of its known pages."""
     if not hits:
         return "No page was found for this query. Search with other words."
-    return (
-        f"The {hits} pages found for this query were all shown before. Search with other words."
-        if hits > 1
-        else "The one page found for this query was shown before. Search with other words."
-    )
+    if hits == 1:
+        return "The one page found for this query was shown before. Search with other words."
+    return f"The {hits} pages found for this query were all shown before. Search with other words."
 
 
 def correction(
@@ -185,10 +175,9 @@ def correction(
         "tools": "Call exactly one of search, crop, search_complete.",
     }
     lines = [f"No action was taken: {detail}.", advice[form]]
-    if box and view is None:
-        lines.append("Nothing was shown yet: search first.")
-    elif box and view is not None:
-        lines.append(frame_rule(view, sight))
+    if box:
+        nothing = "Nothing was shown yet: search first."
+        lines.append(nothing if view is None else frame_rule(view, sight))
     return "\n".join(lines)
 
 

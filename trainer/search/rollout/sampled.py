@@ -28,7 +28,6 @@ class TurnSampler(Protocol):
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> SampledCompletion:
         """Return one completion, as `Sampler.complete` says."""
-        ...
 
 
 #: Min free ids of the context for a turn: fewer are too few for an action.
@@ -60,7 +59,7 @@ class SampledPolicy(Policy):
         ids: TurnTokenizer,
         gen_cfg: SamplingConfig,
         *,
-        name: str,
+        name: str = "policy",
         context: int,
         world: DistributedContext | None = None,
         with_logprobs: bool = True,
@@ -101,7 +100,8 @@ class SampledPolicy(Policy):
                 )
             except CompletionFailed as error:
                 return TurnOutput(end="failed", detail=f"policy: {error}"[:LONGEST_DETAIL])
-        return self._note(request, sampled)
+        self._states[request.trajectory_id].joined.add_turn(sampled)
+        return TurnOutput(self.ids.text(sampled.token_ids), len(sampled.token_ids))
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
         """Return the ids of an episode; its rollout is in `ended_episodes`."""
@@ -151,10 +151,6 @@ class SampledPolicy(Policy):
             seed=stream_seed("turns", self._seed, request.trajectory_id, request.turn),
             affinity=request.trajectory_id,
         )
-
-    def _note(self, request: TurnRequest, sampled: SampledCompletion) -> TurnOutput:
-        self._states[request.trajectory_id].joined.add_turn(sampled)
-        return TurnOutput(self.ids.text(sampled.token_ids), len(sampled.token_ids))
 
 
 def context_of(model_config: Any, cfg: EpisodeConfig) -> int:

@@ -96,7 +96,10 @@ class EpisodeState:
             self.end("complete" if action.done else "declined")
         else:
             self.action = action
-            _note_action(turns[-1], action, self.cfg)
+        if isinstance(action, Search):
+            turns[-1].query = action.query
+        elif isinstance(action, Crop):
+            turns[-1].box, turns[-1].convention = action.box, self.cfg.sight.box_convention
 
     def note_outcome(self, outcome: ToolResult, seconds: float) -> None:
         """Add the result of the turn's action; the episode may end with it."""
@@ -133,10 +136,3 @@ _NAMES: dict[type[Action], ActionName] = {
     Complete: "complete",
     Invalid: "invalid",
 }
-
-
-def _note_action(turn: Turn, action: Search | Crop | Invalid, cfg: EpisodeConfig) -> None:
-    if isinstance(action, Search):
-        turn.query = action.query
-    elif isinstance(action, Crop):
-        turn.box, turn.convention = action.box, cfg.sight.box_convention

@@ -36,19 +36,15 @@ class PageSource(Protocol):
 
     def info(self) -> IndexInfo:
         """Return the description of the index."""
-        ...
 
     def search(self, queries: Sequence[str], top_k: int) -> Sequence[list[PageHit] | SampleError]:
         """Return the hits, or an error, of each query."""
-        ...
 
     def page(self, page_id: str) -> Page:
         """Return the size and the text of a page."""
-        ...
 
     def image(self, page_id: str) -> bytes:
         """Return the image file of a page."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +150,10 @@ class SearchTools:
     def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
         (answer,) = self._pages.search([query], top_k=self._cfg.top_k)
         if isinstance(answer, SampleError):
-            self._add_refusal(result, call, answer)
+            if answer.type in TEXT_ERROR_TYPES:
+                self._refuse(result, call, "query_refused", "the search takes no such query")
+            else:
+                result.failed = f"retriever: {answer.type}"
             return
         result.hits = list(answer)
         first = {hit.page_id: hit for hit in reversed(answer)}
@@ -175,12 +174,6 @@ class SearchTools:
             lines = [prompt.nothing_found(len(outcome.hits))]
         outcome.rank = hits[0].rank if hits else None
         outcome.text = self._text(lines, call)
-
-    def _add_refusal(self, outcome: ToolResult, call: ToolCall, error: SampleError) -> None:
-        if error.type in TEXT_ERROR_TYPES:
-            self._refuse(outcome, call, "query_refused", "the search takes no such query")
-        else:
-            outcome.failed = f"retriever: {error.type}"
 
     def _add_crop(self, outcome: ToolResult, call: ToolCall, view: _Got) -> None:
         if isinstance(view, str):

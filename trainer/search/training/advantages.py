@@ -23,11 +23,7 @@ def episode_advantages(
     equal rewards is masked: it would give no gradient, but count in the means of the loss and cost
     a forward pass (veRL keeps it).
     """
-    values = [
-        episode.reward.value
-        for episode in episodes
-        if episode.reward and episode.reward.value is not None
-    ]
+    values = [episode.reward_value for episode in episodes if episode.reward_value is not None]
     group_values: dict[int, set[float]] = defaultdict(set)
     for rollout, value in zip(rollouts, values, strict=True):
         group_values[rollout.group].add(value)

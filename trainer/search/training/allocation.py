@@ -103,7 +103,7 @@ class Results:
 
     def is_success(self, trajectory: Trajectory) -> bool | None:
         """Return whether an episode earned enough; None without a reward."""
-        value = None if trajectory.reward is None else trajectory.reward.value
+        value = trajectory.reward_value
         return None if value is None else not below(value, self._success)
 
     def belief(self, question: Question) -> SuccessBelief:

@@ -14,9 +14,9 @@ from trainer.search.records import Trajectory
 
 
 @dataclass(slots=True)
-class StoredEpisodes:
-    """Finished episodes and their rollouts, by trajectory id. dropped: number of those that were
-    too old to learn from."""
+class FinishedEpisodes:
+    """Finished episodes and their rollouts, by trajectory id. dropped: number of stored ones that
+    were too old to learn from."""
 
     finished: dict[str, Trajectory] = field(default_factory=dict)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class BufferedEpisodes:
             }
         self._buffer.append(update, row)
 
-    def read(self, update: int, ids: Collection[str], max_staleness: int) -> StoredEpisodes:
+    def read(self, update: int, ids: Collection[str], max_staleness: int) -> FinishedEpisodes:
         """Return the stored episodes with these ids that are not too old."""
-        stored, stale_ids = StoredEpisodes(), set()
+        stored, stale_ids = FinishedEpisodes(), set()
         for row in self._buffer.read(update):
             trajectory = Trajectory.model_validate(row["trajectory"])
             id = trajectory.trajectory_id

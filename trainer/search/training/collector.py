@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -21,17 +21,16 @@ from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
-from trainer.runs.stats import Stats
 from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
+from trainer.search.reward.stats import without_spread
 from trainer.search.reward.stream import WaitAborted
-from trainer.search.rollout.episode import group_names
-from trainer.search.training.buffered import BufferedEpisodes, StoredEpisodes
+from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner
 from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
-from trainer.search.training.stats import without_spread
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +41,8 @@ class SearchBatch(Batch[Rollout, Trajectory]):
     policy. waited: stats of waiting for rewards. decisions: of the online budget, by round."""
 
     final: Mapping[str, Trajectory] = field(default_factory=dict)
-    waited: Stats = field(default_factory=dict)
+    waited: dict[str, float] = field(default_factory=dict)
     decisions: list[BudgetDecision] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _SampledEpisodes:
-    """The finished episodes of this process and their rollouts, by trajectory id."""
-
-    finished: dict[str, Trajectory]
-    rollouts: dict[str, Rollout]
 
 
 class EpisodeCollector:
@@ -68,18 +59,15 @@ class EpisodeCollector:
         searcher: SearchLearner,
         world: DistributedContext,
         buffer: RolloutBuffer | None = None,
-        should_stop: Callable[[], bool] | None = None,
         budget: OnlineBudget | None = None,
     ) -> None:
         """Prepare to collect batches, one at a time.
 
-        episodes: its world is `world`. world, buffer, should_stop: as
-        `OpensCollectors.open_collector` says. budget: decides the numbers of episodes; None: they
-        are those of the rows.
+        episodes: its world is `world`. world, buffer: as `OpensCollectors.open_collector` says.
+        budget: decides the numbers of episodes; None: they are those of the rows.
         """
         self.cfg, self.world, self.episodes, self.searcher = run.cfg, world, episodes, searcher
         self.budget = budget
-        self._should_stop = should_stop or (lambda: bool(run.shutdown.signal_number))
         self._buffered: BufferedEpisodes | None = None
         if buffer is not None:
             load_image = episodes.store.read_image
@@ -170,12 +158,13 @@ class EpisodeCollector:
             self.world.set_phase(f"update {update}, rewards")
             final = self.episodes.collect_rewards(update, sampled.finished)
             clock.lap("reward_s")
-            self._note_waiting(batch)
+            for name in ("reward_waited_s", "reward_dropped"):
+                batch.waited[name] = batch.waited.get(name, 0) + self.episodes.stream.stats[name]
             batch.attempts = max(batch.attempts, num_tries)
             if (reason := outage_reason(final)) is None:
                 return final, self._gather_rollouts(sampled.rollouts, final)
             self._store(update, {**batch.final, **final})
-            is_stopping = any(self.world.gather([self._should_stop()]))
+            is_stopping = any(self.world.gather([self.episodes.should_stop()]))
             if is_stopping or not self._goes_on(update, num_tries, reason):
                 return None
             attempt = self._next_attempt(update)
@@ -194,16 +183,17 @@ class EpisodeCollector:
         counts: Mapping[int, int],
         batch: SearchBatch,
         clock: PhaseTimer,
-    ) -> _SampledEpisodes:
+    ) -> FinishedEpisodes:
         """Run the episodes of questions, each process its part. counts: of each position."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
         world.set_phase(f"update {update}, sampling")
-        policy = searcher.policy(
+        policy = SampledPolicy(
             sampler,
+            searcher.ids,
             cfg.generation,
-            world,
+            context=searcher.context,
+            world=world,
             seed=stream_seed("episodes", cfg.misc.seed, update),
-            with_logprobs=True,
             deterministic=cfg.rollout.deterministic,
         )
         stored = self._stored_episodes(update, counts)
@@ -214,22 +204,18 @@ class EpisodeCollector:
             id = trajectory.trajectory_id
             episode = policy.ended_episodes.get(id)
             if episode is not None and episode.completion_ids:
-                own_temperature = trajectory.question.temperature
-                rollouts[id] = episode.rollout(
-                    id, _position(id), searcher.ids.stops, own_temperature
-                )
+                group, own_temperature = _position(id), trajectory.question.temperature
+                rollouts[id] = episode.rollout(id, group, searcher.ids.stops, own_temperature)
             if self._buffered is not None:
                 self._buffered.store(update, trajectory, rollouts.get(id))
 
         with autocast(world.device, cfg.misc.dtype):
-            names = group_names([question for _, question in chosen])
             finished = self.episodes.run(
                 policy,
                 chosen,
                 step=update,
                 attempt=attempt,
                 samples=counts,
-                groups=dict(zip((position for position, _ in chosen), names, strict=True)),
                 stored=stored.finished,
                 on_done=note_end,
             )
@@ -239,7 +225,7 @@ class EpisodeCollector:
                 world.set_phase(f"update {update}, log probabilities")
                 add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
                 clock.lap("logprob_s")
-        return _SampledEpisodes(finished, rollouts)
+        return FinishedEpisodes(finished, rollouts)
 
     def _counts(
         self,
@@ -255,7 +241,7 @@ class EpisodeCollector:
         batch.decisions.append(self.budget.decide(update, number, chosen))
         return batch.decisions[-1].counts
 
-    def _stored_episodes(self, update: int, counts: Mapping[int, int]) -> StoredEpisodes:
+    def _stored_episodes(self, update: int, counts: Mapping[int, int]) -> FinishedEpisodes:
         """Return the episodes of questions that an earlier start has finished.
 
         If this process samples, they are returned only if none is missing: then the batch's random
@@ -263,7 +249,7 @@ class EpisodeCollector:
         """
         cfg = self.cfg
         if self._buffered is None:
-            return StoredEpisodes()
+            return FinishedEpisodes()
         ids = {
             f"{update}-{position}-{sample}"
             for position, count in counts.items()
@@ -271,7 +257,7 @@ class EpisodeCollector:
         }
         stored = self._buffered.read(update, ids, cfg.rl.max_staleness)
         if cfg.generation.engine == "generate" and len(stored.finished) < len(ids):
-            return StoredEpisodes(dropped=stored.dropped)
+            return FinishedEpisodes(dropped=stored.dropped)
         return stored
 
     def _gather_rollouts(
@@ -336,11 +322,6 @@ class EpisodeCollector:
             ]
             self.episodes.store.write_step(update, updated)
 
-    def _note_waiting(self, batch: SearchBatch) -> None:
-        stream = self.episodes.stream
-        for name in ("reward_waited_s", "reward_dropped"):
-            batch.waited[name] = (batch.waited.get(name) or 0) + stream.stats[name]
-
 
 def outage_reason(final: Mapping[str, Trajectory]) -> str | None:
     """Return the reason why an update must wait for a service, or None.
@@ -378,12 +359,9 @@ def failures(final: Mapping[str, Trajectory]) -> list[Trajectory]:
 
 def blocking_reason(subject: str, error: Exception) -> str:
     """Return a line that says why a run stops and what to do."""
-    message = str(error)
-    return (
-        message
-        if "--resume" in message
-        else f"{subject}: {message}. Fix the cause and continue with --resume."
-    )
+    if "--resume" in str(error):
+        return str(error)
+    return f"{subject}: {error}. Fix the cause and continue with --resume."
 
 
 def _position(trajectory_id: str) -> int:

@@ -11,17 +11,15 @@ from scorekit.retrieval.wire import IndexInfo
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_peft
-from trainer.rl.sampler import Sampler
 from trainer.runs.checkpoints.resume import prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import PolicyInputs
 from trainer.search.records import Question
-from trainer.search.rollout.config import TurnSamplingConfig
 from trainer.search.rollout.episode_tokens import TurnTokenizer
 from trainer.search.rollout.prompt import opening
-from trainer.search.rollout.sampled import LEAST_ROOM, SampledPolicy
+from trainer.search.rollout.sampled import LEAST_ROOM
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +31,6 @@ class SearchLearner:
     learner: Learner
     ids: TurnTokenizer
     context: int
-
-    def policy(
-        self,
-        sampler: Sampler,
-        gen_cfg: TurnSamplingConfig,
-        world: DistributedContext,
-        *,
-        seed: int,
-        with_logprobs: bool,
-        deterministic: bool,
-    ) -> SampledPolicy:
-        """Return the policy that writes turns, for one batch of episodes."""
-        return SampledPolicy(
-            sampler,
-            self.ids,
-            gen_cfg,
-            name="policy",
-            context=self.context,
-            world=world,
-            with_logprobs=with_logprobs,
-            seed=seed,
-            deterministic=deterministic,
-        )
 
 
 def load_searcher(

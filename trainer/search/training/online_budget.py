@@ -11,15 +11,14 @@ numbers of episodes.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+
+from pydantic import BaseModel
 
 from scorekit.errors import UserError
 from trainer.rl.distributed import DistributedContext
@@ -38,16 +37,15 @@ log = logging.getLogger(__name__)
 DECISIONS = "online_budget"
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetDecision:
+class BudgetDecision(BaseModel):
     """The episodes of the questions of one round of an update.
 
     counts: episodes of each question, by its position. spread: mean probability that the group has
     both a success and a failure. money_left: None without a cap.
     """
 
-    questions: Mapping[int, str]
-    counts: Mapping[int, int]
+    questions: dict[int, str]
+    counts: dict[int, int]
     spread: float
     money_left: float | None
 
@@ -141,7 +139,7 @@ class OnlineBudget:
             self._read_results(self._results_end(update))
             decision = self._new_decision(update, number, chosen, spent)
             self._folder.mkdir(exist_ok=True)
-            write_json(path, {name: getattr(decision, name) for name in BudgetDecision.__slots__})
+            write_json(path, decision.model_dump())
         counts = list(decision.counts.values())
         left = decision.money_left
         log.info(
@@ -177,10 +175,10 @@ class OnlineBudget:
         spread = fmean(map(lambda belief, count: belief.spread(count), beliefs, counts))
         positions = [position for position, _ in chosen]
         return BudgetDecision(
-            {position: question.id for position, question in chosen},
-            dict(zip(positions, counts, strict=True)),
-            spread,
-            None if cap is None else cap - spent,
+            questions={position: question.id for position, question in chosen},
+            counts=dict(zip(positions, counts, strict=True)),
+            spread=spread,
+            money_left=None if cap is None else cap - spent,
         )
 
     def _lasting(self, update: int, left: float, spent: float) -> int:
@@ -242,9 +240,6 @@ class OnlineBudget:
 def _read(path: Path) -> BudgetDecision | None:
     """Return a decision that was written; None if there is none."""
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return BudgetDecision.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    for name in ("questions", "counts"):
-        values[name] = {int(position): value for position, value in values[name].items()}
-    return BudgetDecision(**values)

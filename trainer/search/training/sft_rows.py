@@ -102,30 +102,6 @@ def export_sft(
     return export
 
 
-def joined(messages: Sequence[Message], ids: TurnTokenizer) -> EpisodeTokens | str:
-    """Return the ids of a conversation as in RL training, with each turn tokenized from its text.
-
-    A str is the reason why there are none.
-    """
-    end = ids.observation(Message("user", "-"))[0]
-    added = ids.tokenizer.added_tokens_decoder.items()
-    special = {i for i, token in added if token.special and token.content not in TAGS}
-    first = next(n for n, message in enumerate(messages) if message.role == "assistant")
-    episode = EpisodeTokens(ids.prompt(messages[:first]))
-    for message in messages[first:]:
-        if message.role != "assistant":
-            episode.add_observation(ids.observation(message))
-            continue
-        text = ids.unopened(message.text)
-        if text is None:
-            return "a turn does not begin with the think block that the template opens"
-        token_ids = ids.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if special & set(token_ids):
-            return "a turn has a special token of the model in it"
-        episode.add_turn(SampledCompletion([*token_ids, end], None))
-    return episode
-
-
 def as_sampled(
     trajectory: Trajectory, from_text: EpisodeTokens, ids: TurnTokenizer
 ) -> EpisodeTokens:
@@ -206,9 +182,28 @@ class EpisodeRows:
         return _as_row(trajectory, messages, as_sampled(trajectory, episode, self.ids), left_out)
 
     def joined(self, messages: Sequence[Message]) -> EpisodeTokens | str:
-        """Return the ids of a conversation, or the reason why there are none."""
-        episode = joined(messages, self.ids)
-        if not isinstance(episode, str) and len(episode.ids) > self._context:
+        """Return the ids of a conversation as in RL training, each turn tokenized from its text.
+
+        A str is the reason why there are none.
+        """
+        ids = self.ids
+        end = ids.observation(Message("user", "-"))[0]
+        added = ids.tokenizer.added_tokens_decoder.items()
+        special = {i for i, token in added if token.special and token.content not in TAGS}
+        first = next(n for n, message in enumerate(messages) if message.role == "assistant")
+        episode = EpisodeTokens(ids.prompt(messages[:first]))
+        for message in messages[first:]:
+            if message.role != "assistant":
+                episode.add_observation(ids.observation(message))
+                continue
+            text = ids.unopened(message.text)
+            if text is None:
+                return "a turn does not begin with the think block that the template opens"
+            token_ids = ids.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if special & set(token_ids):
+                return "a turn has a special token of the model in it"
+            episode.add_turn(SampledCompletion([*token_ids, end], None))
+        if len(episode.ids) > self._context:
             return f"more than the {self._context} ids that the model reads"
         return episode
 
@@ -220,10 +215,9 @@ def _as_row(
     replies = [message for message in chat if message["role"] == "assistant"]
     for number in left_out:
         replies[number]["weight"] = 0
-    reward = trajectory.reward.value if trajectory.reward else None
     row = {
         "id": trajectory.trajectory_id,
-        "reward": reward,
+        "reward": trajectory.reward_value,
         "messages": chat,
         **id_columns(episode),
     }
@@ -245,10 +239,10 @@ def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | 
         return f"ended as {trajectory.end}"
     if min_reward is None:
         return None
-    reward = trajectory.reward.value if trajectory.reward else None
-    if reward is None:
+    if trajectory.reward_value is None:
         return "no reward"
-    return f"a reward below {min_reward:g}" if below(reward, min_reward) else None
+    is_below = below(trajectory.reward_value, min_reward)
+    return f"a reward below {min_reward:g}" if is_below else None
 
 
 def save_images(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
@@ -34,17 +34,18 @@ from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
-from trainer.search.evaluation.stats import table
+from trainer.search.evaluation.stats import compute_stats, table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
+from trainer.search.reward.stats import step_stats, without_spread
 from trainer.search.reward.stream import WaitAborted
-from trainer.search.services import SearchServices, has_page, open_services
+from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.allocation import LEAST
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
 from trainer.search.training.loading import SearchLearner, load_searcher
 from trainer.search.training.online_budget import OnlineBudget, check_online_budget
-from trainer.search.training.stats import update_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def _open_loop(
     """Open the services, load the policy and open the run directory."""
     cfg, world, folder = start.cfg, start.world, Path(start.cfg.misc.run_dir)
     inputs = inspect_policy(cfg)
-    name = world.gather([_name_of_run(folder, start.resume)])[0]
+    name = world.gather([run_name(folder, start.resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = open_services(
         cfg, run=name, load_image=lambda name: stores[0].read_image(name), world=world
@@ -155,13 +156,6 @@ def _open_loop(
     return TrainingLoop(replace(run, cfg=cfg.model_copy(update={"rl": rl})), task)
 
 
-def _name_of_run(folder: Path, resume: bool) -> str:
-    """Return the name of the resumed run, so its cost counts; else a new name."""
-    if resume and (folder / FOLDER / "store.json").is_file():
-        return TrajectoryStore(folder / FOLDER).run
-    return f"{folder.name}-{uuid4().hex[:8]}"
-
-
 def _indexed_questions(
     connections: SearchServices,
     train: Sequence[Question],
@@ -170,18 +164,13 @@ def _indexed_questions(
     world: DistributedContext,
 ) -> tuple[list[Question], dict[str, list[Question]]]:
     """Return the questions whose pages are in the index, and warn of shared documents."""
-
-    def indexed(questions: Sequence[Question]) -> list[Question]:
-        return hold_against_index(
-            questions, lambda page: has_page(connections.retriever, page), cfg.data
-        )
-
+    is_indexed = partial(has_page, connections.retriever)
     held_out = {
-        name: indexed(questions)[: cfg.eval.eval_limit]
+        name: hold_against_index(questions, is_indexed, cfg.data)[: cfg.eval.eval_limit]
         for name, questions in sets.items()
         if questions
     }
-    train = indexed(train)
+    train = hold_against_index(train, is_indexed, cfg.data)
     for name, questions in held_out.items() if world.is_main else ():
         if warning := in_both(set_key(name), train, questions):
             log.warning("%s", warning)
@@ -221,27 +210,24 @@ class SearchTask:
             tolerates_outage=True,
             should_stop=should_stop or (lambda: bool(shutdown.signal_number)),
         )
-        budget = self._open_budget(world)
-        return EpisodeCollector(
-            self._run, episodes, self.searcher, world, buffer, should_stop, budget
-        )
-
-    def _open_budget(self, world: DistributedContext) -> OnlineBudget | None:
-        if self.cfg.rollout.online_budget.n_max is None:
-            return None
-        learner = self.searcher.learner
-        evaluated = sum(map(len, learner.sets.values()))
-        answering = self.services.answering
-        return OnlineBudget(self.cfg, learner.train, evaluated, self._store, answering, world)
+        budget, learner = None, self.searcher.learner
+        if self.cfg.rollout.online_budget.n_max is not None:
+            evaluated = sum(map(len, learner.sets.values()))
+            answering = self.services.answering
+            budget = OnlineBudget(self.cfg, learner.train, evaluated, self._store, answering, world)
+        return EpisodeCollector(self._run, episodes, self.searcher, world, buffer, budget)
 
     def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost, of all processes."""
         assert isinstance(batch, SearchBatch)
         answering = self.services.answering
-        own_stats = {name: value for name, value in batch.waited.items() if value is not None}
-        if answering is not None:
-            own_stats |= answering.stats()
-        stats = update_stats(batch.final) | merge_step_stats(self.world.gather([own_stats]))
+        own_stats = batch.waited | ({} if answering is None else answering.stats())
+        stats: Stats = {
+            **step_stats(batch.final),
+            **compute_stats(list(batch.final.values())),
+            "groups_without_spread": len(without_spread(batch.final)),
+            **merge_step_stats(self.world.gather([own_stats])),
+        }
         if self.collector.budget is not None:
             stats |= self.collector.budget.stats(batch.decisions, batch.final)
         return stats
@@ -266,7 +252,7 @@ class SearchTask:
             yield {
                 "trajectory_id": trajectory.trajectory_id,
                 "question": trajectory.question.id,
-                "reward": None if trajectory.reward is None else trajectory.reward.value,
+                "reward": trajectory.reward_value,
                 "advantage": advantage,
                 "learned": is_trained,
                 "tokens": sum(rollout.actions),
@@ -278,20 +264,20 @@ class SearchTask:
 
         None if the user must fix something first (`stop_reason`), or if the run is stopping.
         """
-        policy = self.searcher.policy(
+        policy = SampledPolicy(
             sampler,
+            self.searcher.ids,
             self.cfg.eval_generation(),
-            self.world,
-            seed=_SEED,
+            context=self.searcher.context,
+            world=self.world,
             with_logprobs=False,
+            seed=_SEED,
             deterministic=self.cfg.rollout.deterministic,
         )
         questions = self.searcher.learner.sets[name]
         try:
             with autocast(self.world.device, self.cfg.misc.dtype):
-                return evaluate_questions(
-                    self.episodes, policy, questions, self.world, step=0, name=name
-                )
+                return evaluate_questions(self.episodes, policy, questions, step=0, name=name)
         except WaitAborted:
             return None
         except (UserError, IndexChanged) as error:

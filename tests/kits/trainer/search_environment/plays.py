@@ -97,7 +97,7 @@ def played_by_trainer(
 
     numbers = iter(range(len(turns)))
     with open_services(cfg, run="reference", load_image=store.read_image) as opened:
-        run_episodes(
+        played = run_episodes(
             [question for question, _ in turns],
             ScriptPolicy(turn_of),
             opened.retriever,
@@ -107,9 +107,8 @@ def played_by_trainer(
             save_image=store.save_image,
             original_pixels=cfg.original_pixels,
             run="reference",
-            groups=[f"g{n}" for n in range(len(turns))],
         )
-        groups = {f"e{n}": f"g{n}" for n in range(len(turns))}
+        groups = {episode.trajectory_id: episode.group for episode in played}
         final = opened.stream.collect(0, groups, cfg.rollout.deadline_s)
     return [episode_record(messages[id], EpisodeResult.from_trajectory(final[id])) for id in groups]
 

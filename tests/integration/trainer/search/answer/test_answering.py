@@ -14,7 +14,7 @@ from testing.judge import running_judge
 from testing.servers import free_port
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
 from trainer.search.answer.config import WITHOUT_IMAGES
-from trainer.search.answer.spending import BudgetExceeded
+from trainer.search.answer.spending import BudgetExceeded, sum_charges
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ def finished(served, folder, *trajectories, keep=None, **sections):
         try:
             await pipeline.check()
             done = [pipeline.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
-            return await asyncio.gather(*done), pipeline.totals, pipeline.stats()
+            answered = await asyncio.gather(*done)
+            return answered, sum_charges(pipeline.spent.values()), pipeline.stats()
         finally:
             await pipeline.close()
 

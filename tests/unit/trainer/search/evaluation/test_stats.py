@@ -9,10 +9,9 @@ from trainer.runs.evaluation.paired import compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.stats import (
     REASONS,
-    by_document,
-    by_type,
     compute_stats,
     curves,
+    stats_by,
     table,
 )
 from trainer.search.records import (
@@ -102,7 +101,7 @@ def test_groups_are_of_documents_and_of_types_where_there_are_several():
     sales = question("a", gold=("sales_1",), question_type="table")
     births = question("b", file_name="births.pdf", question_type="table")
     episodes = [judged("a", 1.0, question=sales), judged("b", 0.0, question=births)]
-    stats_by_document = by_document(episodes)
+    stats_by_document = stats_by("document", episodes)
     assert {name: row["judge_mean"] for name, row in stats_by_document.items()} == {
         "sales": 1.0,
         "births.pdf": 0.0,
@@ -110,8 +109,8 @@ def test_groups_are_of_documents_and_of_types_where_there_are_several():
     assert all(
         row["samples"] == 1 and "judge_coverage" in row for row in stats_by_document.values()
     )
-    assert by_type(episodes) == {}
-    assert list(by_type([episodes[0], judged("c", 1.0)])) == ["table", "(unknown)"]
+    assert stats_by("type", episodes) == {}
+    assert list(stats_by("type", [episodes[0], judged("c", 1.0)])) == ["table", "(unknown)"]
 
 
 def test_the_table_knows_every_figure_that_is_compared_and_nothing_twice():
