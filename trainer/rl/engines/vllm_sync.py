@@ -285,15 +285,15 @@ class WeightSync:
 
     # -- old weights -------------------------------------------------------------------------------
 
-    async def unload_stale_adapters(self, server: PooledServer) -> None:
-        """Unload adapters that an earlier start, which was killed, has loaded."""
-        for name in await server.http.models():
-            if name.startswith(f"policy-{self.owner}-"):
-                await server.http.unload_adapter(name)
+    async def unload_stale_adapters(self) -> None:
+        """Unload adapters that an earlier start, which was killed, has left on any server."""
 
-    async def unload_all_stale_adapters(self) -> None:
-        """Unload adapters that an earlier start has left on any server."""
-        await self._on_each_up(self.unload_stale_adapters)
+        async def unload(server: PooledServer) -> None:
+            for name in await server.http.models():
+                if name.startswith(f"policy-{self.owner}-"):
+                    await server.http.unload_adapter(name)
+
+        await self._on_each_up(unload)
 
     async def remove(self, old_weights: Sequence[Weights]) -> None:
         """Remove weights that no request needs, from all servers and from disk."""
