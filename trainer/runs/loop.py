@@ -18,9 +18,9 @@ from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning
 from trainer.runs.artifacts import Artifacts, Reports
 from trainer.runs.batches.ahead import OpensCollectors, open_batches
 from trainer.runs.batches.batch import Batch, BatchCollector
-from trainer.runs.checkpoints.saver import Evaluated
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
+from trainer.runs.evaluation.reports import EvaluationReport
 from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.open import OpenRun
 from trainer.runs.rollout_stats import (
@@ -35,17 +35,6 @@ from trainer.runs.stops import StopRules
 from trainer.runs.trackers import track, tracking
 
 log = logging.getLogger(__name__)
-
-
-class Evaluation(Evaluated, Protocol):
-    """An evaluation of a set.
-
-    examples: lines of its dump.
-    """
-
-    examples: Sequence[dict[str, Any]]
-
-    def stats(self) -> dict[str, Any]: ...
 
 
 class TrainingTask(OpensCollectors, Protocol):
@@ -73,7 +62,7 @@ class TrainingTask(OpensCollectors, Protocol):
     ) -> Iterable[dict[str, Any]]:
         """Return a line for each rollout."""
 
-    def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
+    def evaluate(self, sampler: Sampler, name: str) -> EvaluationReport | None:
         """Evaluate the policy on a set; every process has to call it.
 
         None: it failed (see the collector's `stop_reason`) or was interrupted; the run then ends
@@ -90,12 +79,8 @@ class TrainingLoop:
     def __init__(self, run: OpenRun[Any], task: TrainingTask) -> None:
         """Keep the parts of the run, and read the updates that are in its folder."""
         self.cfg, self.task, self.learner, self.sampler = run.cfg, task, run.learner, run.sampler
-        self.world, self.saver, self.log, self.shutdown = (
-            run.world,
-            run.saver,
-            run.log,
-            run.shutdown,
-        )
+        self.world, self.saver = run.world, run.saver
+        self.log, self.shutdown = run.log, run.shutdown
         self.checkpoint, self.done, self.saved = run.checkpoint, run.done, run.done
         self.updates = read_jsonl(run.log.folder / "log.jsonl")
         names = {**run.learner.sets, **run.reports}
@@ -276,7 +261,7 @@ class TrainingLoop:
         )
         return advantages, stats
 
-    def evaluate(self, update: int, name: str) -> Evaluation | None:
+    def evaluate(self, update: int, name: str) -> EvaluationReport | None:
         """Evaluate a set, and log and dump the results; None if that failed."""
         self.world.set_phase(f"update {update}, evaluation")
         report = self.task.evaluate(self.sampler, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -23,25 +23,9 @@ from trainer.runs.checkpoints.checkpoint import (
 )
 from trainer.runs.checkpoints.resume import Origin, check_origin
 from trainer.runs.config import RunConfig
+from trainer.runs.evaluation.reports import EvaluationReport
 
 log = logging.getLogger(__name__)
-
-
-class Evaluated(Protocol):
-    """The stats of an evaluation that a checkpoint needs.
-
-    rating: by which the best checkpoint is chosen, higher is better; None if it is not comparable.
-    reward_coverage: share of its `samples` with a reward.
-    """
-
-    @property
-    def rating(self) -> float | None: ...
-
-    @property
-    def reward_coverage(self) -> float: ...
-
-    @property
-    def samples(self) -> int: ...
 
 
 class Saver:
@@ -51,7 +35,7 @@ class Saver:
         self.cfg, self.world, self.origin = cfg, world, origin
         self.folder = Path(cfg.misc.run_dir) / "checkpoints"
 
-    def is_due(self, update: int, reports: Sequence[tuple[int, Evaluated]]) -> bool:
+    def is_due(self, update: int, reports: Sequence[tuple[int, EvaluationReport]]) -> bool:
         """Return whether to save: each save_every_n_updates, and if an evaluation is the best so
         far."""
         every = self.cfg.misc.save_every_n_updates
@@ -62,7 +46,7 @@ class Saver:
     def save(
         self,
         update: int,
-        report: Evaluated | None,
+        report: EvaluationReport | None,
         model: nn.Module,
         tokenizer: Any,
         optimizer: Any,

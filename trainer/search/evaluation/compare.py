@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.runs.evaluation.paired import (
-    RESAMPLES,
-    SEED,
     PairedStat,
     compare_lines,
     indices_by_group,
@@ -30,10 +28,7 @@ _GROUPS: dict[str, Callable[[Question], str]] = {
 
 
 def compare_episodes(
-    first: Sequence[Trajectory],
-    second: Sequence[Trajectory],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    first: Sequence[Trajectory], second: Sequence[Trajectory]
 ) -> dict[str, list[PairedStat]]:
     """Return the stats of all questions under ALL, and some of them by type and document.
 
@@ -55,8 +50,6 @@ def compare_episodes(
             table() if name == ALL else group_stats,
             [lines[index][0] for index in indices],
             [lines[index][1] for index in indices],
-            resamples,
-            seed,
         )
         for name, indices in indices_by_group.items()
     }
