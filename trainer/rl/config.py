@@ -304,27 +304,17 @@ class RLConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_kl_estimator(cls, data: Any) -> Any:
-        """Default to the estimator whose gradient is right."""
-        if isinstance(data, dict) and data.get("kl_in") == "reward":
-            return {"kl_estimator": "k1"} | data
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_grpo_epsilon(cls, data: Any) -> Any:
-        """Default to TRL's epsilon."""
-        if isinstance(data, dict) and data.get("advantage_norm") == "grpo":
-            return {"advantage_eps": 1e-4} | data
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_to_the_algorithm(cls, data: Any) -> Any:
-        """Default to the settings of the algorithm's paper."""
-        if isinstance(data, dict) and data.get("algorithm") in [*ALGORITHMS]:
-            return ALGORITHMS[data["algorithm"]].with_defaults(data)
-        return data
+    def _defaults_follow_choices(cls, data: Any) -> Any:
+        """Default to the KL estimator whose gradient is right, to TRL's epsilon with its norm, and
+        to the settings of the algorithm's paper."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("kl_in") == "reward":
+            data = {"kl_estimator": "k1"} | data
+        if data.get("advantage_norm") == "grpo":
+            data = {"advantage_eps": 1e-4} | data
+        algorithm = data.get("algorithm")
+        return ALGORITHMS[algorithm].with_defaults(data) if algorithm in [*ALGORITHMS] else data
 
     @property
     def chosen_algorithm(self) -> Algorithm:

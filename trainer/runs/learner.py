@@ -40,10 +40,6 @@ class Learner:
     origin: Origin
     banned_token_ids: Sequence[int] = ()
 
-    def share(self, world: DistributedContext) -> None:
-        """Distribute model and optimizer over the processes; every process has to call it."""
-        self.model, self.optimizer = world.prepare(self.model, self.optimizer)
-
 
 def load_weights(cfg: RunConfig, world: DistributedContext) -> Learner:
     """Return a learner without prompts. Raises UserError for whatever the user can fix."""

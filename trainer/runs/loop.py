@@ -9,6 +9,7 @@ import logging
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Protocol
 
 from scorekit.seeds import stream_seed
@@ -81,8 +82,9 @@ class TrainingLoop:
         self.cfg, self.task, self.learner, self.sampler = run.cfg, task, run.learner, run.sampler
         self.world, self.saver = run.world, run.saver
         self.log, self.shutdown = run.log, run.shutdown
+        self.folder = Path(run.cfg.misc.run_dir)
         self.checkpoint, self.done, self.saved = run.checkpoint, run.done, run.done
-        self.updates = read_jsonl(run.log.folder / "log.jsonl")
+        self.updates = read_jsonl(self.folder / "log.jsonl")
         names = {**run.learner.sets, **run.reports}
         self.reports = {name: list(run.reports.get(name, ())) for name in names}
         self.stops = StopRules(run.cfg.stop, self.updates, self.selection_reports)
@@ -162,7 +164,8 @@ class TrainingLoop:
 
     def save(self, update: int) -> None:
         """Write a checkpoint; every process has to call it."""
-        self.log.sync()
+        if self.log:
+            self.log.sync()
         self.world.set_phase(f"update {update}, checkpoint")
         report, learner = dict(self.selection_reports).get(update), self.learner
         self.checkpoint = self.saver.save(
@@ -190,7 +193,7 @@ class TrainingLoop:
             log.warning("the run ends: %s", stop_reason)
         self.world.wait()  # torchrun ends all processes with the first that exits
         return Artifacts(
-            self.log.folder,
+            self.folder,
             self.checkpoint,
             self.updates,
             self.selection_reports,
@@ -229,11 +232,13 @@ class TrainingLoop:
             log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
         self.sampler.sync_weights(self.learner.model, update)
         clock.lap("update_s")
-        if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
+        dump_interval = cfg.misc.dump_every_n_updates
+        if self.log and dump_interval and update % dump_interval == 0:
             self.log.write_completions(update, self.task.dump(batch, advantages))
         line |= clock.seconds | {"attempts": batch.attempts} | peak_gpu_memory(self.world.device)
         line["stopped"] = self.stops.add(line)
-        self.log.write_update(line)
+        if self.log:
+            self.log.write_update(line)
         track(self.world.accelerator, "train", line, update)
         return line
 
@@ -271,7 +276,9 @@ class TrainingLoop:
         header = {"update": update, "set": name, "decides": is_deciding}
         if is_deciding and (reason := self.stops.evaluated(update, report)):
             header["stopped"] = reason
-        report.examples = self.log.write_evaluation(header | report.stats(), report.examples)
+        examples, report.examples = report.examples, ()  # they are read from the file
+        if self.log:
+            report.examples = self.log.write_evaluation(header | report.stats(), examples)
         track_prefix = "eval" if name == DEFAULT_EVAL_SET else f"eval/{name}"
         track(self.world.accelerator, track_prefix, report.stats(), update)
         return report
