@@ -18,11 +18,7 @@ from trainer.chat.template_check import repaired_template
 
 
 def fixed_template(
-    tokenizer: Any,
-    conversations: Sequence[Turns],
-    chat: ChatConfig,
-    *,
-    trained_turns: TrainedTurns = "all",
+    tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig, trained_turns: TrainedTurns
 ) -> tuple[MarkedTemplate, str]:
     """Return a template with markers that renders the same text, and its diff.
 
