@@ -12,7 +12,6 @@ from scorekit.config import read_config
 from scorekit.errors import UserError
 
 #: Each is a folder of this package with a module `commands`; the first is the default.
-#: names none.
 TASKS = ("translation", "roleplay", "search", "sft")
 
 

@@ -202,8 +202,7 @@ class DistributedContext:
         A process makes only its own passes (if weights are sharded: `most`). DDP's own forward
         would wait for the others, because it broadcasts the model's buffers.
         """
-        reader: nn.Module = model if self.is_sharded else unwrap_distributed(model)
-        return reader
+        return model if self.is_sharded else unwrap_distributed(model)
 
     def split_items(self, items: Sequence[T]) -> list[tuple[int, T]]:
         """Return (index, item) of the items that this process has to do."""

@@ -130,7 +130,8 @@ def update_policy(
     for epoch in range(epochs):
         if epoch == 0 or not recomputes_logprobs:  # else the micro-batches must not change
             order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
-            steps = _minibatches(order, ppo_cfg)
+            num_steps = ppo_cfg.num_steps(len(order))
+            steps = [order[step::num_steps] for step in range(num_steps)]
         if epoch == 0 and recomputes_logprobs:
             recompute_old_logprobs(rollouts, steps, passes)
         for chosen in steps:
@@ -159,12 +160,6 @@ def _rows_with_loss(advantages: TokenAdvantages, passes: ForwardOptions) -> list
     """
     counted = advantages.kl_token_mask if passes.weights.kl_coef else advantages.mask
     return [row for row, mask in enumerate(counted) if bool(mask.any())]
-
-
-def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:
-    """Return the rows of each optimizer step, of equal size up to one row."""
-    parts = cfg.num_steps(len(order))
-    return [order[part::parts] for part in range(parts)]
 
 
 def accumulate_gradients(
@@ -362,9 +357,3 @@ def learning_rate(update: int, cfg: RLConfig) -> float:
     if cfg.lr_decay == "linear":
         return cfg.lr * remaining / total
     return cfg.lr * (1 - math.cos(math.pi * remaining / total)) / 2
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.sampler import Sampler
-from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
+from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, update_policy
 from trainer.runs.artifacts import Artifacts, Reports
 from trainer.runs.batches.ahead import OpensCollectors, open_batches
 from trainer.runs.batches.batch import Batch, BatchCollector
@@ -250,7 +250,8 @@ class TrainingLoop:
         self.world.set_phase(f"update {update}, learning")
         rollouts, rewards = batch.select_scored()
         advantages = self.task.advantages(rollouts, rewards)
-        set_learning_rate(learner.optimizer, lr)
+        for group in learner.optimizer.param_groups:
+            group["lr"] = lr
         stats = update_policy(
             rollouts,
             advantages,

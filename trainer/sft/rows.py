@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,7 @@ def has_ids(row: Any) -> bool:
 
 def rows_of(source: str, split: str | None, limit: int | None) -> list[tuple[str, Any]]:
     """Return (location, row). Raises UserError without rows, or if only some are ids."""
-    rows: list[tuple[str, Any]] = []
-    for location, row in read_rows(source, split):
-        if len(rows) == limit:
-            break
-        rows.append((location, row))
+    rows = list(islice(read_rows(source, split), limit))
     if not rows:
         raise UserError(f"{source}: no rows")
     kinds = {has_ids(row) for _, row in rows}

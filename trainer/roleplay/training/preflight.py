@@ -12,7 +12,12 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.chat.template_check import Finding, check_template, refuse_errors
+from trainer.chat.template_check import (
+    Finding,
+    findings_of,
+    label_samples,
+    refuse_errors,
+)
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
@@ -99,7 +104,8 @@ def chat_findings(
     folder = model_folder(str(cfg.policy.path), cfg.policy.revision)
     if (Path(folder) / "generation_config.json").is_file():
         settings = GenerationConfig.from_pretrained(folder)
-    return check_template(tokenizer, conversations, cfg.chat, settings, trained_turns="last")
+    origin, labeled = label_samples(tokenizer, conversations, cfg.chat, "last")
+    return findings_of(tokenizer, labeled, origin, settings)
 
 
 def check_chat(cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]) -> None:

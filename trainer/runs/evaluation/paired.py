@@ -196,7 +196,7 @@ def paired_stat(
     first, second = (score(sums) for sums in stats_N2S.sum(axis=0))
     low = high = worse = None
     if count >= FEWEST:
-        changes = bootstrap_differences(stats_N2S, score)
+        changes = bootstrap_differences(stats_N2S, score, RESAMPLES)
         low, high = percentile_interval(changes)
         if higher is not None:
             wrong = changes < 0 if higher else changes > 0
