@@ -22,8 +22,7 @@ def fixed_template(
 ) -> tuple[MarkedTemplate, str]:
     """Return a template with markers that renders the same text, and its diff.
 
-    It is made from the model's own (without one: the config's); the diff is from the template that
-    training would use now.
+    It is made from the model's own (else the config's); the diff is from that of training now.
     """
     configured = read_template(chat.template) if chat.template else None
     base = own_template(tokenizer) or configured

@@ -131,8 +131,7 @@ def label(
 
 
 def _stop(tokenizer: Any, tokens: Tokens, number: int) -> int | None:
-    """Return the token that ends a span: its last one that is no white space, if it is an end
-    token."""
+    """Return the last token of a span that is no white space, if it is an end token."""
     ends = {*tokenizer.get_added_vocab().values(), tokenizer.eos_token_id}
     for token, owner in zip(reversed(tokens.ids), reversed(tokens.owners), strict=True):
         if owner == number and tokenizer.decode([token]).strip():
@@ -185,8 +184,7 @@ def _is_reply(body: str, content: str, turn: dict[str, Any]) -> bool:
 def _prompt(
     tokenizer: Any, before: Turns, chat: ChatConfig, text: str, tokens: Tokens, like: str
 ) -> tuple[str, list[str]]:
-    """Return the prompt of a reply when sampling, and its differences from training: text or
-    ids."""
+    """Return the prompt of a reply in sampling, and how its text or ids differ from training."""
     try:
         prompt = render(tokenizer, before, chat, template=like, generation_prompt=True)
     except UserError as error:

@@ -186,8 +186,7 @@ def repaired_template(
     *,
     trained_turns: TrainedTurns = "all",
 ) -> MarkedTemplate:
-    """Return the first template with markers that renders the text of `template` and labels the
-    replies.
+    """Return the first template with markers that renders the same text and labels the replies.
 
     If none does so for these conversations, return the last candidate.
     """

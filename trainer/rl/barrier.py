@@ -131,8 +131,7 @@ class MonitoredBarrier:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Turn an error of gloo within an exchange into ProcessStalled: a timeout, or the end of
-        another process.
+        """Turn gloo's error at a timeout, or at another process's end, into ProcessStalled.
 
         NCCL ends the process.
         """

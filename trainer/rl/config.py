@@ -79,8 +79,7 @@ class PolicyConfig(Config):
 
 
 def _split_commas(value: Any) -> Any:
-    """Return a list for a comma-separated text, and URLs without spaces around them; one URL stays
-    a text."""
+    """Return a comma-separated text as a list; one URL stays a text. Spaces around it go."""
     if isinstance(value, list):
         return [url.strip() if isinstance(url, str) else url for url in value]
     if not isinstance(value, str):
@@ -331,13 +330,11 @@ class RLConfig(Config):
 
     @property
     def makes_own_logprobs(self) -> bool:
-        """Return whether an update recomputes the old log-probabilities in its own
-        micro-batches."""
+        """Return whether an update recomputes the old log-probabilities (see `Algorithm`)."""
         return self.chosen_algorithm.makes_own_logprobs
 
     def num_steps(self, sequences: int) -> int:
-        """Return the number of optimizer steps of a pass over so many sequences, of equal size up
-        to one sequence."""
+        """Return the number of steps of a pass over so many sequences, equal up to one sequence."""
         steps = self.minibatches
         if self.chosen_algorithm.takes_one_step:
             steps = 1

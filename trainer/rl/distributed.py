@@ -192,8 +192,7 @@ class DistributedContext:
         return image_parts
 
     def max_passes(self, passes: int) -> int:
-        """Return how many passes this process has to make: if weights are sharded, the maximum of
-        all."""
+        """Return how many passes this process has to make: the maximum, if weights are sharded."""
         return max(self.gather([passes])) if self.is_sharded else passes
 
     def inference_model(self, model: nn.Module) -> nn.Module:
@@ -232,8 +231,7 @@ class DistributedContext:
         return list(gather_object(items))
 
     def sum(self, stats: dict[str, float]) -> dict[str, float]:
-        """Return each stat added up over the processes; a stat that a process does not have counts
-        as 0."""
+        """Return each stat added up over the processes; a stat that one does not have is 0."""
         total: dict[str, float] = {}
         for part in self.gather([stats]):
             for name, value in part.items():
@@ -274,8 +272,7 @@ class DistributedContext:
         return self.full_weights(model), state
 
     def full_weights(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full weights of a sharded model on the main process. Every process has to call
-        it."""
+        """Return a sharded model's full weights on the main process. Every process calls it."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         self._reshard(model)

@@ -211,8 +211,7 @@ class TrainingLoop:
         return self.saved == last and evaluated
 
     def step(self, update: int) -> dict[str, Any] | None:
-        """Run one update (from 1), and return its log line; None if it has no rewards and did
-        not start."""
+        """Run one update (from 1); return its log line, or None if it has no rewards to start."""
         cfg, clock = self.cfg, PhaseTimer()
         batch = self.batches.take(update, clock)
         if batch is None:

@@ -81,8 +81,7 @@ def _arithmetic_bytes(cfg: RunConfig) -> int:
 
 
 def _weight_bytes(cfg: RunConfig, model: nn.Module) -> float:
-    """Return the bytes of the weights: trained ones in float32, layers of a 4-bit model in 4
-    bits."""
+    """Return the bytes of the weights: float32 if trained, 4 bits in a 4-bit model's layers."""
     linear = {
         id(part.weight)
         for name, part in model.named_modules()

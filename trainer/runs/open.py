@@ -124,8 +124,7 @@ def start_run(
     """Check and create the folder of a run, and close at the end what the run has opened.
 
     workload: the sizes of an update, to share out.
-    resume: resume the run in the folder from its newest complete checkpoint; a run without one
-    starts again.
+    resume: resume the folder's run from its newest complete checkpoint, or start it again.
     num_updates: of the run; None: those of the config.
     Raises UserError for whatever the user can fix.
     """

@@ -1,5 +1,4 @@
-"""Stats of ids, log-probabilities, advantages and updates, for every task, and how they are
-shown."""
+"""Stats of ids, log-probabilities, advantages and updates, and how any task shows them."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ LEARNING_CURVES = (
 def rollout_stats(rollouts: Sequence[Rollout]) -> Stats:
     """Return lengths and entropy of rollouts.
 
-    Lengths count sampled tokens, with EOS, without observations. `entropy_est` is the mean of -log
-    pi of sampled tokens.
+    They are of sampled tokens, with EOS, without observations. `entropy_est` is the mean -log pi.
     """
     logprobs = [
         value

@@ -233,8 +233,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_config(path: Path, kind: type[BaseModel]) -> bool:
-    """Return whether a run wrote it, with every section; an empty file would be a valid config,
-    too."""
+    """Return whether a run wrote it, with every section; an empty file is a valid config, too."""
     try:
         config = load_config(kind, path)
     except UserError:

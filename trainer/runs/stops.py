@@ -63,8 +63,7 @@ class StopRules:
 
     @property
     def reason(self) -> str | None:
-        """Return why the run should end after the last line or evaluation, in one line; None: go
-        on."""
+        """Return in one line why the run should end after what came last; None: go on."""
         return self._update_reason or self._evaluation_reason
 
     def add(self, line: Mapping[str, Any]) -> str | None:

@@ -1,5 +1,4 @@
-"""Print the labels of SFT rows before training: rows in color, and the tokens at label
-boundaries."""
+"""Print the labels of SFT rows before training, in color, and the tokens at their ends."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
 
     Rows and chat template are checked before weights are loaded; an earlier run is replaced after
     that. Raises UserError for whatever the user can fix.
-    resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
-    starts again in its folder.
+    resume: resume the folder's run from its newest complete checkpoint, or start it again.
     """
     with start_trl_run(cfg, "SFT", resume=resume) as start:
         check_4bit(cfg.policy)

@@ -31,8 +31,7 @@ class TurnRunner:
     ) -> None:
         """Prepare to complete turns.
 
-        make_request: returns the request of a turn for weights; the last argument says whether the
-        server labels tokens.
+        make_request: returns the request of a turn for weights. Its last argument: `has_labels`.
         """
         self.pool, self.sync = pool, sync
         self._make_request = make_request

@@ -70,8 +70,7 @@ def load_on_base(
 
 
 def attach_adapters(model: Any, adapters: Path) -> Any:
-    """Return the model in peft's wrapper with these adapters. Raises UserError if they do not
-    fit."""
+    """Return the model in peft's wrapper with adapters. Raises UserError if they do not fit."""
     from peft import PeftModel
 
     try:

@@ -36,8 +36,7 @@ class Saver:
         self.folder = Path(cfg.misc.run_dir) / "checkpoints"
 
     def is_due(self, update: int, reports: Sequence[tuple[int, EvaluationReport]]) -> bool:
-        """Return whether to save: each save_every_n_updates, and if an evaluation is the best so
-        far."""
+        """Return whether to save: each save_every_n_updates, and at the best evaluation so far."""
         every = self.cfg.misc.save_every_n_updates
         rated = {u: r.rating for u, r in reports if u > 0 and r.rating is not None}
         is_best = update in rated and rated[update] >= max(rated.values())
@@ -93,8 +92,7 @@ class Saver:
         return path
 
     def load_weights(self, checkpoint: Path, model: nn.Module) -> int:
-        """Load weights into a model that is not distributed yet, and return the number of updates
-        done.
+        """Load weights into a model that is not distributed yet; return the updates done.
 
         Raises UserError if the run would be resumed with other inputs than it started with.
         """

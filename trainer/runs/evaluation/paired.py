@@ -150,8 +150,7 @@ def as_row(stat: PairedStat) -> StatRow:
 def compare_lines(
     table: Sequence[StatSpec], first: Sequence[Line], second: Sequence[Line]
 ) -> list[PairedStat]:
-    """Return the stats of `table` that lines of a dump have (`value_of_row`), for sources with both
-    values.
+    """Return the stats with a `value_of_row`, for sources for which both lines have a value.
 
     first, second: lines of the same sources in the same order.
     """
