@@ -51,8 +51,7 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
 
     A row has `messages`, or a prompt (`prompt`, `prompt_messages`) and its reply (`completion`,
     `reference`: messages or a text), of which only the reply is trained on. A turn of the assistant
-    with `weight` 0 is not trained on. Raises UserError with a line for each row that is no
-    conversation.
+    with `weight` 0 is not trained on. Raises UserError with a line for each wrong row.
     """
     results: list[Conversation] = []
     errors: list[str] = []

@@ -47,8 +47,7 @@ def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> 
     """Return (A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
 
     Computed in float64, with the population deviation. If all valid tokens of the batch are equal,
-    the result is exactly 0 (and a warning is logged): rounding errors divided by eps would be
-    noise.
+    the result is exactly 0, and a warning is logged: rounding errors over eps would be noise.
     """
     values = raw_BT[mask_BT].double()
     normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)

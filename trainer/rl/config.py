@@ -139,8 +139,7 @@ class VLLMConfig(Config):
 class SamplingConfig(Config):
     """Settings of the sampler.
 
-    Every sampling field is explicit. From a model's generation_config.json only the ids that end a
-    turn are used.
+    All of them are explicit: of generation_config.json only the ids that end a turn are used.
     """
 
     max_new_tokens: int = Field(128, ge=1, description="Longest completion in tokens.")
@@ -327,11 +326,6 @@ class RLConfig(Config):
         return ImportanceCorrection(
             self.importance_mode, self.importance_cap, floor, self.max_log_ratio
         )
-
-    @property
-    def makes_own_logprobs(self) -> bool:
-        """Return whether an update recomputes the old log-probabilities (see `Algorithm`)."""
-        return self.chosen_algorithm.makes_own_logprobs
 
     def num_steps(self, sequences: int) -> int:
         """Return the number of steps of a pass over so many sequences, equal up to one sequence."""

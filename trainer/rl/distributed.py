@@ -1,8 +1,7 @@
 """The processes of a run: one, or several that accelerate or torchrun has started.
 
 Rollouts and rewards are gathered completely (ids and a few numbers each), so that every process
-computes the exact advantages of the full batch. Sampling and the passes of an update are
-distributed.
+computes the exact advantages of the full batch. Sampling and passes of updates are distributed.
 
 Every exchange begins with a barrier (trainer/rl/barrier.py): if a process does not arrive, the
 error names it and the run ends.
@@ -132,7 +131,7 @@ class DistributedContext:
     def set_phase(self, phase: str) -> None:
         """Record the phase of this process ("update 3, sampling"), for errors of the others."""
         if self._meeting is not None:
-            self._meeting.phase = phase
+            self._meeting.set_phase(phase)
 
     def store(self, name: str) -> ProcessStore:
         """Return the values that the processes share under a name. Only if there are several."""
@@ -245,8 +244,7 @@ class DistributedContext:
     def sum_gradients(self, model: nn.Module) -> None:
         """Turn gradients that wrappers have averaged over the processes into their sum.
 
-        This is done afterwards and in float32: a loss that is scaled by 3 has other gradients under
-        bfloat16.
+        This is done afterwards, in float32: a loss times 3 has other gradients under bfloat16.
         """
         for parameter in model.parameters() if self.size > 1 else ():
             if parameter.grad is not None:

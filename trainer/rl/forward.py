@@ -245,8 +245,7 @@ def image_inputs(
 
     images: of each row, in the order of its ids.
     attended_BL: False on padding.
-    Raises ValueError if a row's ids and images do not match; the model would check the totals of
-    all rows only.
+    Raises ValueError if a row's ids and images do not match; the model checks the totals only.
     """
     all_images = [image for row in images for image in row]
     if not all_images:

@@ -63,8 +63,7 @@ _STAT_NAMES = {stat.name for stat in fields(TrainStats)}
 class ForwardOptions:
     """Settings of the forward passes of an update.
 
-    model: the caller has put it into eval mode (with dropout the ratio of an unchanged policy would
-    differ from 1).
+    model: in eval mode: with dropout the ratio of an unchanged policy would differ from 1.
     temperature: the sampler's, for rollouts without their own.
     dtype: of the arithmetic.
     banned_token_ids: ids that are never sampled.
@@ -119,7 +118,7 @@ def update_policy(
     world = world or DistributedContext(next(policy_model.parameters()).device)
     model_options = (temperature, pad_id, dtype, banned_token_ids)
     passes = ForwardOptions(policy_model, ppo_cfg, world, *model_options)
-    recomputes_logprobs = ppo_cfg.makes_own_logprobs
+    recomputes_logprobs = ppo_cfg.chosen_algorithm.makes_own_logprobs
     epochs = 1 if ppo_cfg.chosen_algorithm.takes_one_step else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}

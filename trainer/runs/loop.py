@@ -66,8 +66,7 @@ class TrainingTask(OpensCollectors, Protocol):
     def evaluate(self, sampler: Sampler, name: str) -> EvaluationReport | None:
         """Evaluate the policy on a set; every process has to call it.
 
-        None: it failed (see the collector's `stop_reason`) or was interrupted; the run then ends
-        with what it has.
+        None: it failed (`stop_reason` of the collector) or was interrupted, which ends the run.
         """
 
     def eval_summary(self, update: int, report: Any, name: str) -> str:

@@ -24,8 +24,7 @@ def estimate_memory(
 
     The peak is in the update or in sampling, whichever needs more.
     model: with its adapters, on the meta device.
-    AdamW keeps two float32 numbers for each trained weight. Activations are those of one
-    micro-batch.
+    AdamW keeps two float32 numbers for a trained weight. Activations are of one micro-batch.
     """
     num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rows = [("policy, weights", _weight_bytes(cfg, model))]

@@ -145,8 +145,7 @@ def staleness_stats(rollouts: Sequence[Rollout], update: int) -> Stats:
 
     A token's is the number of updates between the weights that sampled it and those that learn
     from it, update - 1 - version. `staleness_spread_max` is the largest difference of versions
-    within a group. Rollouts whose sampler does not know the versions are left out; None without
-    others.
+    within a group. Rollouts without versions are left out; None if no others remain.
     """
     versions_by_group: dict[int, list[int]] = {}
     for rollout in rollouts:

@@ -81,9 +81,9 @@ def _row_of_ids(row: Any, location: str, highest: int, image_folder: Path) -> Sf
         raise UserError(f"{location}: {len(ids)} input_ids, but an action_mask of {len(mask)}")
     turns = actions(mask)
     excluded = row.get("leave_out") or []
-    for number in (
-        _whole_numbers(excluded, location, "leave_out", len(turns) - 1) if excluded else []
-    ):
+    if excluded:
+        excluded = _whole_numbers(excluded, location, "leave_out", len(turns) - 1)
+    for number in excluded:
         begin, end = turns[number]
         mask[begin:end] = [0] * (end - begin)
     if 1 not in mask:

@@ -250,8 +250,7 @@ class GenerateSampler:
 class LogprobRecorder:
     """A logits processor that applies temperature, top_k and top_p, and records log-probabilities.
 
-    They are those of the sampled tokens, in the resulting distribution. It keeps one step's [B, V]
-    at a time.
+    They are of the sampled tokens in that distribution. It keeps one step's [B, V] at a time.
     """
 
     def __init__(self, gen_cfg: SamplingConfig) -> None:

@@ -219,7 +219,9 @@ class WeightSync:
                 for task in done:
                     if (error := task.exception()) is not None:
                         errors.append((tasks[task], error))
-                        self.leave_out(tasks[task], outage_reason(error), move=self._moves(error))
+                        # Where an adapter is refused, turns in flight go on with the old one
+                        move = not self.by_adapters or not isinstance(error, VLLMError)
+                        self.leave_out(tasks[task], outage_reason(error), move=move)
                 if not done:
                     for task in pending:
                         errors.append((tasks[task], TimeoutError()))
@@ -233,10 +235,6 @@ class WeightSync:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
         return errors
-
-    def _moves(self, error: BaseException) -> bool:
-        """Return whether turns in flight cannot go on at a server that did not take weights."""
-        return not self.by_adapters or not isinstance(error, VLLMError)
 
     # -- servers that fail -------------------------------------------------------------------------
 

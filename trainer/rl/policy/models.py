@@ -127,8 +127,7 @@ def _keep_gradients(model: nn.Module) -> None:
     """Turn off a packing of 4-bit weights that gives wrong gradients.
 
     On a CPU with AVX512-BF16, bitsandbytes 0.50 packs its weights at the first pass in eval mode,
-    for a product without a gradient. After that, adapters below would be trained wrongly, without
-    an error.
+    for a product without a gradient. Adapters below would then be trained wrongly, without error.
     """
     for part in model.modules():
         if hasattr(part, "support_avx512bf16_for_cpu"):

@@ -175,8 +175,7 @@ class _Slot:
 class BatchesAhead(BatchSource):
     """Collects up to `rl.max_staleness` batches beyond the one that is awaited, in threads.
 
-    The batches run at the same time: while one waits for its last episodes, the samplers work for
-    the next ones.
+    They run at the same time: while one waits for its last episodes, samplers work for the next.
     """
 
     def __init__(self, task: OpensCollectors, run: OpenRun[Any], buffer: RolloutBuffer) -> None:
