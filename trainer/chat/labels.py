@@ -38,11 +38,9 @@ class LabelIssue(NamedTuple):
 class LabeledConversation(NamedTuple):
     """A labeled conversation.
 
-    rendered: with the spans to train on.
-    stops: the ids that end them.
+    stops: the ids that end the spans to train on.
     """
 
-    rendered: Rendered
     tokens: Tokens
     stops: tuple[int, ...]
     errors: tuple[LabelIssue, ...]
@@ -89,7 +87,7 @@ def label(
         text_in_use = render(tokenizer, turns, chat, template=like)
     except UserError as error:
         issue = LabelIssue("template", str(error))
-        return LabeledConversation(Rendered("", ()), Tokens([], []), (), (issue,))
+        return LabeledConversation(Tokens([], []), (), (issue,))
     indices = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
     num_spans = len(rendered.spans)
     if trained_turns == "last":
@@ -125,9 +123,7 @@ def label(
             message = f"turn {index + 1}: the prompt's {_tail(trained)} is labelled, too"
             errors.append(LabelIssue("labelled text", message))
     errors += _other_turn_errors(turns, rendered, replies)
-    return LabeledConversation(
-        rendered, tokens, tuple(s for s in stops if s is not None), tuple(errors)
-    )
+    return LabeledConversation(tokens, tuple(s for s in stops if s is not None), tuple(errors))
 
 
 def _stop(tokenizer: Any, tokens: Tokens, number: int) -> int | None:

@@ -33,14 +33,14 @@ class Conversation(NamedTuple):
 
 
 def read_conversations(
-    path: str, which: Which = "all", *, split: str | None = None, limit: int | None = None
+    path: str, which: Which = "all", *, limit: int | None = None
 ) -> list[Conversation]:
     """Return the conversations of a file or dataset; with `each`, one for every assistant turn.
 
     limit: read this many rows at most.
     Raises UserError as `conversations`.
     """
-    results = conversations(islice(read_rows(path, split), limit), which)
+    results = conversations(islice(read_rows(path), limit), which)
     if not results:
         raise UserError(f"{path}: no rows")
     return results
