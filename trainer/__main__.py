@@ -4,7 +4,6 @@ template-check --model M --data D; sft --config FILE [--debug_label_mask --debug
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +37,14 @@ Overrides = Annotated[
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Read this many training and held-out examples at most.")
 ]
+
+
+@contextmanager
+def _clean_exit() -> Iterator[None]:
+    """Print messages of libraries; an error is one line and an exit code."""
+    show_messages()
+    with clean_exit(stopped="stopped (resume a training run with --resume)"):
+        yield
 
 
 @app.command()
@@ -133,18 +140,8 @@ def report(
         raise typer.Exit(commands_of_run(run_dir).report(run_dir))
 
 
-@app.command("template-check")
-@functools.wraps(chat.template_check)
-def template_check(**options: Any) -> None:
-    with _clean_exit():
-        chat.template_check(**options)
-
-
-@app.command()
-@functools.wraps(finetuning.sft)
-def sft(**options: Any) -> None:
-    with _clean_exit():
-        finetuning.sft(**options)
+app.command("template-check")(_clean_exit()(chat.template_check))
+app.command()(_clean_exit()(finetuning.sft))
 
 
 def _moved(config: Path) -> Path:
@@ -170,14 +167,6 @@ def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple
     data = read_config(path, [*(overrides or []), *limits])
     commands = commands_of(data, path)
     return commands, check_config(commands.Config, data, path)
-
-
-@contextmanager
-def _clean_exit() -> Iterator[None]:
-    """Print messages of libraries; an error is one line and an exit code."""
-    show_messages()
-    with clean_exit(stopped="stopped (resume a training run with --resume)"):
-        yield
 
 
 if __name__ == "__main__":

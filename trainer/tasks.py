@@ -12,13 +12,11 @@ from scorekit.config import read_config
 from scorekit.errors import UserError
 
 #: Each is a folder of this package with a module `commands`; the first is the default.
-#: names none.
 TASKS = ("translation", "roleplay", "search", "sft")
 
 
 class Commands(Protocol):
-    """The module `commands` of a task. Each function prints its results and returns an exit
-    code."""
+    """The module `commands` of a task. Each function prints results and returns an exit code."""
 
     #: The whole config of a run of the task.
     Config: type[BaseModel]
@@ -30,8 +28,7 @@ class Commands(Protocol):
         """Run the policy on the held-out examples, and score the results."""
 
     def check(self, cfg: Any, processes: int) -> int:
-        """Check everything that a run of so many processes needs, before any weights are
-        loaded."""
+        """Check what a run of so many processes needs, before any weights are loaded."""
 
     def report(self, run_dir: Path) -> int:
         """Write the page of a run, finished or not."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from evidence.search.arms import ARMS, Plan
 from evidence.search.runs import measured_path, start_path
-from trainer.runs.evaluation.paired import RESAMPLES, SEED, paired_stat
+from trainer.runs.evaluation.paired import paired_stat
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 
@@ -109,9 +109,7 @@ def changes(
                 if line[key] is not None:
                     sums_N2S[index_by_question[line["question"]], policy] += (line[key], 1)
         both = sums_N2S[(sums_N2S[:, :, 1] > 0).all(axis=1)]
-        pair_stats = paired_stat(
-            key, key, both, len(questions) - len(both), _mean, higher, RESAMPLES, SEED
-        )
+        pair_stats = paired_stat(key, key, both, len(questions) - len(both), _mean, higher)
         changes_by_key[key] = {
             "change": pair_stats.difference,
             "interval": None if pair_stats.low is None else [pair_stats.low, pair_stats.high],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,50 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainer.chat.config import ChatConfig
-from trainer.chat.rows import Conversation, Which, read_conversations
+from trainer.chat.labels import TrainedTurns
+from trainer.chat.render import Turns
+from trainer.chat.rows import Which, read_conversations
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainer.chat.template_check import Finding
-
 #: Names of the repaired copies.
 TEMPLATE, GENERATION = "chat_template.fixed.jinja", "generation_config.fixed.json"
-
-
-@dataclass(frozen=True)
-class _Checked:
-    """The objects to check, and their settings."""
-
-    tokenizer: Any
-    generation_config: Any
-    rows: list[Conversation]
-    chat: ChatConfig
-    turns: Which
-    max_length: int | None
-
-    @property
-    def trained_turns(self) -> Any:
-        if self.rows:
-            return self.rows[0].trained_turns
-        return "all" if self.turns == "all" else "last"
-
-    @property
-    def conversations(self) -> list[list[dict[str, Any]]]:
-        return [row.turns for row in self.rows]
-
-    def findings(self) -> list[Finding]:
-        from trainer.chat.template_check import check_template
-
-        return check_template(
-            self.tokenizer,
-            self.conversations,
-            self.chat,
-            self.generation_config,
-            self.max_length,
-            trained_turns=self.trained_turns,
-            names=[row.location for row in self.rows],
-        )
 
 
 def template_check(
@@ -95,75 +60,62 @@ def template_check(
     rows = read_conversations(data, turns, limit=limit) if data else []
     from rich.console import Console
 
-    from trainer.chat.show import print_findings
+    from trainer.chat.show import print_conversation, print_findings
     from trainer.chat.stops import load_generation_config
+    from trainer.chat.template_check import findings_of, label_samples
     from trainer.rl.config import PolicyConfig
     from trainer.rl.policy.tokens import load_tokenizer
 
-    checked = _Checked(
-        load_tokenizer(PolicyConfig(path=model)),
-        load_generation_config(model),
-        rows,
-        ChatConfig(template=template, enable_thinking=thinking),
-        turns,
-        max_length,
-    )
-    console = Console()
+    console, tokenizer = Console(), load_tokenizer(PolicyConfig(path=model))
+    generation_config = load_generation_config(model)
+    chat = ChatConfig(template=template, enable_thinking=thinking)
+    trained = rows[0].trained_turns if rows else "all" if turns == "all" else "last"
+    names, conversations = [row.location for row in rows], [row.turns for row in rows]
     if fix:
-        folder = Path(model) if Path(model).is_dir() else Path()
-        checked = _fixed(console, checked, folder, to or folder / TEMPLATE)
-    _show(console, checked, show)
-    findings = checked.findings()
+        chat, generation_config = _fixed(
+            console, tokenizer, conversations, chat, trained, generation_config, model, to
+        )
+    origin, labeled = label_samples(tokenizer, conversations, chat, trained, names)
+    for name, conversation in labeled[:show]:
+        print_conversation(console, tokenizer, name, conversation.tokens.ids, conversation.mask)
+    findings = findings_of(tokenizer, labeled, origin, generation_config, max_length)
     print_findings(console, findings)
     raise typer.Exit(0 if all(finding.ok for finding in findings) else 2)
 
 
-def _show(console: Console, checked: _Checked, count: int) -> None:
-    """Print the first rows, or made-up conversations without rows."""
-    from trainer.chat.labels import label
-    from trainer.chat.show import print_conversation
-    from trainer.chat.template_check import collect_conversations, training_template
-
-    settings = (checked.tokenizer, checked.conversations, checked.chat)
-    chosen = training_template(*settings, trained_turns=checked.trained_turns).template
-    names = [row.location for row in checked.rows]
-    for number, (location, turns) in enumerate(collect_conversations(*settings)[:count]):
-        labeled = label(checked.tokenizer, turns, checked.chat, chosen, checked.trained_turns)
-        name = names[number] if number < len(names) else location
-        print_conversation(console, checked.tokenizer, name, labeled.tokens.ids, labeled.mask)
-
-
-def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Checked:
+def _fixed(
+    console: Console,
+    tokenizer: Any,
+    conversations: Sequence[Turns],
+    chat: ChatConfig,
+    trained_turns: TrainedTurns,
+    generation_config: Any,
+    model: str,
+    to: Path | None,
+) -> tuple[ChatConfig, Any]:
     """Write the repaired copies, and return the settings that use them."""
     from rich.text import Text
 
     from trainer.chat.fix import fixed_generation_config, fixed_template, write_beside
     from trainer.chat.show import print_diff
     from trainer.chat.stops import end_ids
-    from trainer.chat.template_check import unknown_stops
+    from trainer.chat.template_check import label_samples
 
-    tokenizer, rows = checked.tokenizer, checked.conversations
-    repaired, diff = fixed_template(
-        tokenizer, rows, checked.chat, trained_turns=checked.trained_turns
-    )
+    folder = Path(model) if Path(model).is_dir() else Path()
+    to = to or folder / TEMPLATE
+    repaired, diff = fixed_template(tokenizer, conversations, chat, trained_turns)
     write_beside(to, repaired.template)
     print_diff(console, diff)
-    console.print(
-        Text(f"template: {to} ({repaired.origin}). Set chat.template to it"), soft_wrap=True
-    )
-    checked = replace(checked, chat=checked.chat.model_copy(update={"template": str(to)}))
-    missing = unknown_stops(
-        tokenizer,
-        rows,
-        checked.chat,
-        checked.generation_config,
-        trained_turns=checked.trained_turns,
-    )
-    if missing:
-        ends = [*end_ids(tokenizer, checked.generation_config), *missing]
+    message = f"template: {to} ({repaired.origin}). Set chat.template to it"
+    console.print(Text(message), soft_wrap=True)
+    chat = chat.model_copy(update={"template": str(to)})
+    _, labeled = label_samples(tokenizer, conversations, chat, trained_turns)
+    stops = {stop for _, conversation in labeled for stop in conversation.stops}
+    ends = end_ids(tokenizer, generation_config)
+    if missing := sorted(stops - set(ends)):
         path = to.with_name(GENERATION)
         write_beside(path, fixed_generation_config(folder, missing))
         message = f"generation_config: {path}. Replace the model's own file by it"
         console.print(Text(message), soft_wrap=True)
-        checked = replace(checked, generation_config=SimpleNamespace(eos_token_id=ends))
-    return checked
+        generation_config = SimpleNamespace(eos_token_id=[*ends, *missing])
+    return chat, generation_config

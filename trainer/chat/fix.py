@@ -18,16 +18,11 @@ from trainer.chat.template_check import repaired_template
 
 
 def fixed_template(
-    tokenizer: Any,
-    conversations: Sequence[Turns],
-    chat: ChatConfig,
-    *,
-    trained_turns: TrainedTurns = "all",
+    tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig, trained_turns: TrainedTurns
 ) -> tuple[MarkedTemplate, str]:
     """Return a template with markers that renders the same text, and its diff.
 
-    It is made from the model's own (without one: the config's); the diff is from the template that
-    training would use now.
+    It is made from the model's own (else the config's); the diff is from that of training now.
     """
     configured = read_template(chat.template) if chat.template else None
     base = own_template(tokenizer) or configured

@@ -38,11 +38,9 @@ class LabelIssue(NamedTuple):
 class LabeledConversation(NamedTuple):
     """A labeled conversation.
 
-    rendered: with the spans to train on.
-    stops: the ids that end them.
+    stops: the ids that end the spans to train on.
     """
 
-    rendered: Rendered
     tokens: Tokens
     stops: tuple[int, ...]
     errors: tuple[LabelIssue, ...]
@@ -89,7 +87,7 @@ def label(
         text_in_use = render(tokenizer, turns, chat, template=like)
     except UserError as error:
         issue = LabelIssue("template", str(error))
-        return LabeledConversation(Rendered("", ()), Tokens([], []), (), (issue,))
+        return LabeledConversation(Tokens([], []), (), (issue,))
     indices = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
     num_spans = len(rendered.spans)
     if trained_turns == "last":
@@ -125,14 +123,11 @@ def label(
             message = f"turn {index + 1}: the prompt's {_tail(trained)} is labelled, too"
             errors.append(LabelIssue("labelled text", message))
     errors += _other_turn_errors(turns, rendered, replies)
-    return LabeledConversation(
-        rendered, tokens, tuple(s for s in stops if s is not None), tuple(errors)
-    )
+    return LabeledConversation(tokens, tuple(s for s in stops if s is not None), tuple(errors))
 
 
 def _stop(tokenizer: Any, tokens: Tokens, number: int) -> int | None:
-    """Return the token that ends a span: its last one that is no white space, if it is an end
-    token."""
+    """Return the last token of a span that is no white space, if it is an end token."""
     ends = {*tokenizer.get_added_vocab().values(), tokenizer.eos_token_id}
     for token, owner in zip(reversed(tokens.ids), reversed(tokens.owners), strict=True):
         if owner == number and tokenizer.decode([token]).strip():
@@ -185,8 +180,7 @@ def _is_reply(body: str, content: str, turn: dict[str, Any]) -> bool:
 def _prompt(
     tokenizer: Any, before: Turns, chat: ChatConfig, text: str, tokens: Tokens, like: str
 ) -> tuple[str, list[str]]:
-    """Return the prompt of a reply when sampling, and its differences from training: text or
-    ids."""
+    """Return the prompt of a reply in sampling, and how its text or ids differ from training."""
     try:
         prompt = render(tokenizer, before, chat, template=like, generation_prompt=True)
     except UserError as error:

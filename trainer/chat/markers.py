@@ -70,8 +70,7 @@ def without_markers(template: str) -> str:
 def marked(template: str) -> str:
     """Return a template that renders the same text, with markers around the assistant's turns.
 
-    A turn is marked if it begins after its generation prompt, and is the same with and without the
-    turns after it.
+    A turn is marked if it begins after its generation prompt, and later turns do not change it.
     """
     return _MARKED % without_markers(template.removesuffix("\n"))  # Jinja drops a last line end
 
@@ -79,8 +78,7 @@ def marked(template: str) -> str:
 def candidates(tokenizer: Any, template: str) -> Iterator[MarkedTemplate]:
     """Yield templates with markers for one without, the most readable first.
 
-    They are TRL's for this exact text, if there is one, and ours, which works for any. The caller
-    has to check them.
+    They are TRL's for this exact text, if there is one, and ours for any. The caller checks them.
     """
     from trl.chat_template_utils import get_training_chat_template
 

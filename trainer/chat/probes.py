@@ -27,11 +27,9 @@ _MAX_SHAPES = 4
 
 
 def probes(conversations: Sequence[Turns]) -> list[Turns]:
-    """Return one conversation with these texts for each order of roles in the data (the longest
-    few).
+    """Return a conversation of these texts for each order of roles in the data, the longest few.
 
-    Those with other roles than system, user and assistant are left out: their content has a special
-    format.
+    Other roles than system, user and assistant are left out: their content has a special format.
     """
     shapes = {tuple(str(turn["role"]) for turn in turns) for turns in conversations}
     simple_shapes = [shape for shape in shapes if set(shape) <= {"system", "user", "assistant"}]

@@ -33,14 +33,14 @@ class Conversation(NamedTuple):
 
 
 def read_conversations(
-    path: str, which: Which = "all", *, split: str | None = None, limit: int | None = None
+    path: str, which: Which = "all", *, limit: int | None = None
 ) -> list[Conversation]:
     """Return the conversations of a file or dataset; with `each`, one for every assistant turn.
 
     limit: read this many rows at most.
     Raises UserError as `conversations`.
     """
-    results = conversations(islice(read_rows(path, split), limit), which)
+    results = conversations(islice(read_rows(path), limit), which)
     if not results:
         raise UserError(f"{path}: no rows")
     return results
@@ -51,8 +51,7 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
 
     A row has `messages`, or a prompt (`prompt`, `prompt_messages`) and its reply (`completion`,
     `reference`: messages or a text), of which only the reply is trained on. A turn of the assistant
-    with `weight` 0 is not trained on. Raises UserError with a line for each row that is no
-    conversation.
+    with `weight` 0 is not trained on. Raises UserError with a line for each wrong row.
     """
     results: list[Conversation] = []
     errors: list[str] = []

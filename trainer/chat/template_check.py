@@ -79,38 +79,28 @@ class Finding:
     remedy: str
 
 
-def check_template(
+def label_samples(
     tokenizer: Any,
     conversations: Sequence[Turns],
     chat: ChatConfig,
-    generation_config: Any = None,
-    max_length: int | None = None,
-    *,
     trained_turns: TrainedTurns = "all",
     names: Sequence[str] = (),
-) -> list[Finding]:
-    """Return a finding for each of `CHECKS`, from the conversations and difficult ones of their
-    shape.
+) -> tuple[str, list[tuple[str, LabeledConversation]]]:
+    """Return the source of the markers, and (name, labeled conversation): the conversations and
+    difficult ones of their shape.
 
-    The template of training is `chat.template`, else the tokenizer's own, with markers added if it
-    has none; it is compared with the tokenizer's own.
-    generation_config: the model's; None: sampling ends at the tokenizer's eos_token.
-    max_length: in tokens; None: any.
-    trained_turns: the turns of a conversation to train on.
-    names: locations of the conversations.
+    names: locations of the conversations. For the template see `training_template`.
     Raises UserError if there is no template.
     """
     training = training_template(tokenizer, conversations, chat, trained_turns=trained_turns)
-    labeled = [
+    samples = collect_conversations(tokenizer, conversations, chat)
+    return training.origin, [
         (
             names[number] if number < len(names) else name,
             label(tokenizer, turns, chat, training.template, trained_turns),
         )
-        for number, (name, turns) in enumerate(
-            collect_conversations(tokenizer, conversations, chat)
-        )
+        for number, (name, turns) in enumerate(samples)
     ]
-    return findings_of(tokenizer, labeled, training.origin, generation_config, max_length)
 
 
 def refuse_errors(
@@ -138,9 +128,11 @@ def findings_of(
     generation_config: Any = None,
     max_length: int | None = None,
 ) -> list[Finding]:
-    """Return the findings for labeled conversations: (location, conversation).
+    """Return a finding for each of `CHECKS`, from labeled conversations: (location, conversation).
 
     origin: the source of the markers.
+    generation_config: the model's; None: sampling ends at the tokenizer's eos_token.
+    max_length: in tokens; None: any.
     """
     errors: dict[str, list[str]] = {name: [] for name in CHECKS}
     stops: set[int] = set()
@@ -194,8 +186,7 @@ def repaired_template(
     *,
     trained_turns: TrainedTurns = "all",
 ) -> MarkedTemplate:
-    """Return the first template with markers that renders the text of `template` and labels the
-    replies.
+    """Return the first template with markers that renders the same text and labels the replies.
 
     If none does so for these conversations, return the last candidate.
     """
@@ -229,26 +220,6 @@ def collect_conversations(
                 continue
         samples.append((f"{PROBE} {number}", turns))
     return samples
-
-
-def unknown_stops(
-    tokenizer: Any,
-    conversations: Sequence[Turns],
-    chat: ChatConfig,
-    generation_config: Any,
-    *,
-    trained_turns: TrainedTurns = "all",
-) -> list[int]:
-    """Return the ids that end turns in training, but do not end sampling."""
-    template = training_template(
-        tokenizer, conversations, chat, trained_turns=trained_turns
-    ).template
-    stops = {
-        stop
-        for _, turns in collect_conversations(tokenizer, conversations, chat)
-        for stop in label(tokenizer, turns, chat, template, trained_turns).stops
-    }
-    return sorted(stops - set(end_ids(tokenizer, generation_config)))
 
 
 def _stop_errors(tokenizer: Any, generation_config: Any, stops: set[int]) -> list[str]:

@@ -1,2 +1,1 @@
-"""Policy optimization that does not depend on a task: ids, masks and advantages give gradient
-steps."""
+"""Policy optimization for any task: ids, masks and advantages give gradient steps."""

@@ -47,8 +47,7 @@ def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> 
     """Return (A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
 
     Computed in float64, with the population deviation. If all valid tokens of the batch are equal,
-    the result is exactly 0 (and a warning is logged): rounding errors divided by eps would be
-    noise.
+    the result is exactly 0, and a warning is logged: rounding errors over eps would be noise.
     """
     values = raw_BT[mask_BT].double()
     normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
@@ -67,8 +66,7 @@ def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> 
 def normalize_groups(
     raw_BT: Tensor, mask_BT: Tensor, groups_B: Sequence[int], eps: float = 1e-8
 ) -> Tensor:
-    """Normalize as `normalize_advantages`, over the valid tokens of each group (samples of one
-    prompt).
+    """Normalize as `normalize_advantages`, but over the valid tokens of each prompt's samples.
 
     Samples of equal length without token rewards get GRPO's advantages (arXiv 2402.03300, section
     4.1.2, with the population deviation). If the lengths differ, longer samples weigh more in mean
@@ -90,8 +88,7 @@ def normalize_groups(
 
 
 def grpo_advantages(rewards_B: Tensor, groups_B: Sequence[int], eps: float = 1e-4) -> Tensor:
-    """Return (r - mean) / (std + eps) of each prompt's samples, [B] (arXiv 2402.03300, section
-    4.1.2).
+    """Return (r - mean) / (std + eps) of each prompt's samples, [B] (arXiv 2402.03300, 4.1.2).
 
     Computed in float64, with the unbiased deviation (n - 1), as TRL (eps 1e-4) and verl (1e-6) do.
     A group of one sample, or with equal rewards, gives exactly 0: there is nothing to compare. (For
@@ -161,8 +158,7 @@ def token_advantages(
     token_rewards_BT: the additional reward of each token.
     mask_BT: the tokens to train on.
     groups_B: the prompt of each sample.
-    center: subtract the mean r_seq of a prompt first, so that an easy prompt gives no advantage
-    (not in the paper).
+    center: subtract a prompt's mean r_seq first: an easy prompt gives no advantage (our addition).
     norm: normalize over all valid tokens of the batch (the paper), or of each group
     (`normalize_groups`); grpo: `grpo_advantages` of r_seq, to which the token rewards are added
     unchanged.

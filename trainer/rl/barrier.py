@@ -53,17 +53,11 @@ class MonitoredBarrier:
         self._exits = PrefixStore("scorekit", _get_default_store())
         self._store = PrefixStore(f"scorekit {name}", _get_default_store()) if name else self._exits
         self._is_closed = False
-        self._phase = ""
-        self.phase = "the start"
+        self.set_phase("the start")
 
-    @property
-    def phase(self) -> str:
-        """Return the phase of this process."""
-        return self._phase
-
-    @phase.setter
-    def phase(self, phase: str) -> None:
-        self._phase = phase
+    def set_phase(self, phase: str) -> None:
+        """Set the phase of this process."""
+        self.phase = phase
         self._store.set(f"place {self.rank}", phase)
 
     def announce_exit(self) -> None:
@@ -131,8 +125,7 @@ class MonitoredBarrier:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Turn an error of gloo within an exchange into ProcessStalled: a timeout, or the end of
-        another process.
+        """Turn gloo's error at a timeout, or at another process's end, into ProcessStalled.
 
         NCCL ends the process.
         """

@@ -14,8 +14,7 @@ from scorekit.errors import UserError
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Let each layer store only its input and recompute the rest for the gradient (arXiv
-    1604.06174).
+    """Let each layer store only its input, and recompute the rest (arXiv 1604.06174).
 
     Transformers' own switch works in train mode only, where dropout would be active too.
     Raises UserError if the model has no layers that support it.

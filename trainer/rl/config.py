@@ -79,8 +79,7 @@ class PolicyConfig(Config):
 
 
 def _split_commas(value: Any) -> Any:
-    """Return a list for a comma-separated text, and URLs without spaces around them; one URL stays
-    a text."""
+    """Return a comma-separated text as a list; one URL stays a text. Spaces around it go."""
     if isinstance(value, list):
         return [url.strip() if isinstance(url, str) else url for url in value]
     if not isinstance(value, str):
@@ -140,8 +139,7 @@ class VLLMConfig(Config):
 class SamplingConfig(Config):
     """Settings of the sampler.
 
-    Every sampling field is explicit. From a model's generation_config.json only the ids that end a
-    turn are used.
+    All of them are explicit: of generation_config.json only the ids that end a turn are used.
     """
 
     max_new_tokens: int = Field(128, ge=1, description="Longest completion in tokens.")
@@ -304,27 +302,17 @@ class RLConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_kl_estimator(cls, data: Any) -> Any:
-        """Default to the estimator whose gradient is right."""
-        if isinstance(data, dict) and data.get("kl_in") == "reward":
-            return {"kl_estimator": "k1"} | data
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_grpo_epsilon(cls, data: Any) -> Any:
-        """Default to TRL's epsilon."""
-        if isinstance(data, dict) and data.get("advantage_norm") == "grpo":
-            return {"advantage_eps": 1e-4} | data
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_to_the_algorithm(cls, data: Any) -> Any:
-        """Default to the settings of the algorithm's paper."""
-        if isinstance(data, dict) and data.get("algorithm") in [*ALGORITHMS]:
-            return ALGORITHMS[data["algorithm"]].with_defaults(data)
-        return data
+    def _defaults_follow_choices(cls, data: Any) -> Any:
+        """Default to the KL estimator whose gradient is right, to TRL's epsilon with its norm, and
+        to the settings of the algorithm's paper."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("kl_in") == "reward":
+            data = {"kl_estimator": "k1"} | data
+        if data.get("advantage_norm") == "grpo":
+            data = {"advantage_eps": 1e-4} | data
+        algorithm = data.get("algorithm")
+        return ALGORITHMS[algorithm].with_defaults(data) if algorithm in [*ALGORITHMS] else data
 
     @property
     def chosen_algorithm(self) -> Algorithm:
@@ -339,15 +327,8 @@ class RLConfig(Config):
             self.importance_mode, self.importance_cap, floor, self.max_log_ratio
         )
 
-    @property
-    def makes_own_logprobs(self) -> bool:
-        """Return whether an update recomputes the old log-probabilities in its own
-        micro-batches."""
-        return self.chosen_algorithm.makes_own_logprobs
-
     def num_steps(self, sequences: int) -> int:
-        """Return the number of optimizer steps of a pass over so many sequences, of equal size up
-        to one sequence."""
+        """Return the number of steps of a pass over so many sequences, equal up to one sequence."""
         steps = self.minibatches
         if self.chosen_algorithm.takes_one_step:
             steps = 1

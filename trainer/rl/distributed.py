@@ -1,8 +1,7 @@
 """The processes of a run: one, or several that accelerate or torchrun has started.
 
 Rollouts and rewards are gathered completely (ids and a few numbers each), so that every process
-computes the exact advantages of the full batch. Sampling and the passes of an update are
-distributed.
+computes the exact advantages of the full batch. Sampling and passes of updates are distributed.
 
 Every exchange begins with a barrier (trainer/rl/barrier.py): if a process does not arrive, the
 error names it and the run ends.
@@ -132,7 +131,7 @@ class DistributedContext:
     def set_phase(self, phase: str) -> None:
         """Record the phase of this process ("update 3, sampling"), for errors of the others."""
         if self._meeting is not None:
-            self._meeting.phase = phase
+            self._meeting.set_phase(phase)
 
     def store(self, name: str) -> ProcessStore:
         """Return the values that the processes share under a name. Only if there are several."""
@@ -192,8 +191,7 @@ class DistributedContext:
         return image_parts
 
     def max_passes(self, passes: int) -> int:
-        """Return how many passes this process has to make: if weights are sharded, the maximum of
-        all."""
+        """Return how many passes this process has to make: the maximum, if weights are sharded."""
         return max(self.gather([passes])) if self.is_sharded else passes
 
     def inference_model(self, model: nn.Module) -> nn.Module:
@@ -202,8 +200,7 @@ class DistributedContext:
         A process makes only its own passes (if weights are sharded: `most`). DDP's own forward
         would wait for the others, because it broadcasts the model's buffers.
         """
-        reader: nn.Module = model if self.is_sharded else unwrap_distributed(model)
-        return reader
+        return model if self.is_sharded else unwrap_distributed(model)
 
     def split_items(self, items: Sequence[T]) -> list[tuple[int, T]]:
         """Return (index, item) of the items that this process has to do."""
@@ -233,8 +230,7 @@ class DistributedContext:
         return list(gather_object(items))
 
     def sum(self, stats: dict[str, float]) -> dict[str, float]:
-        """Return each stat added up over the processes; a stat that a process does not have counts
-        as 0."""
+        """Return each stat added up over the processes; a stat that one does not have is 0."""
         total: dict[str, float] = {}
         for part in self.gather([stats]):
             for name, value in part.items():
@@ -248,8 +244,7 @@ class DistributedContext:
     def sum_gradients(self, model: nn.Module) -> None:
         """Turn gradients that wrappers have averaged over the processes into their sum.
 
-        This is done afterwards and in float32: a loss that is scaled by 3 has other gradients under
-        bfloat16.
+        This is done afterwards, in float32: a loss times 3 has other gradients under bfloat16.
         """
         for parameter in model.parameters() if self.size > 1 else ():
             if parameter.grad is not None:
@@ -275,8 +270,7 @@ class DistributedContext:
         return self.full_weights(model), state
 
     def full_weights(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full weights of a sharded model on the main process. Every process has to call
-        it."""
+        """Return a sharded model's full weights on the main process. Every process calls it."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         self._reshard(model)

@@ -166,8 +166,7 @@ _TAILS: tuple[tuple[str, float | None, Callable[[Tensor, float], Tensor]], ...] 
 
 @contextmanager
 def _tail(model: Any) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield the function that a model applies to its logits after the head, turned off in the
-    model."""
+    """Yield the function that a model applies after its head, and turn it off in the model."""
     base = unwrap_peft(model)
     owners = [base, base.config, base.config.get_text_config()]
     saved_values: list[tuple[Any, str, float]] = []
@@ -246,8 +245,7 @@ def image_inputs(
 
     images: of each row, in the order of its ids.
     attended_BL: False on padding.
-    Raises ValueError if a row's ids and images do not match; the model would check the totals of
-    all rows only.
+    Raises ValueError if a row's ids and images do not match; the model checks the totals only.
     """
     all_images = [image for row in images for image in row]
     if not all_images:
@@ -291,8 +289,7 @@ def _runs(ids: Sequence[int], image_id: int, start_id: int) -> list[int]:
 def micro_batches(
     lengths: Sequence[int], max_tokens: int, indices: Sequence[int] | None = None
 ) -> Iterator[list[int]]:
-    """Yield indices in batches of at most `max_tokens` padded tokens (or one sample), short ones
-    first.
+    """Yield indices, short samples first, by at most `max_tokens` padded tokens or one sample.
 
     lengths: tokens of each sample, prompt and completion together.
     """

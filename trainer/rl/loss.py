@@ -96,8 +96,7 @@ def kl_loss(
     the KL of later tokens is covered by `kl_in: reward` (`advantage.kl_rewards`).
     k2 and k3 have the importance weight exp(new - old), times the correction of the sampler, as a
     constant (at most 10). It makes the expectation that of the current policy, also when a batch is
-    used several times. A token that the correction masks is in neither. k1 is the plain formula
-    without a weight.
+    used several times. A token that the correction masks is in neither. k1 has no weight.
     """
     values_BT = kl_values(new_BT - ref_BT, estimator, max_log_ratio)
     if estimator != "k1":

@@ -99,8 +99,7 @@ def kl_values(d_BT: Tensor, estimator: KLEstimator, limit: float = MAX_LOG_RATIO
 
     k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (joschu.net/blog/kl-approx.html). As values k1 and k3
     are unbiased, k2 to second order.
-    limit: of -d, in k3 only. The others need none: a token far from the reference is still pulled
-    back.
+    limit: of -d, in k3 only: with the others a token far from the reference is still pulled back.
     """
     if estimator == "k1":
         return d_BT

@@ -115,8 +115,7 @@ def rollout_logprobs(
 
     temperature: of rollouts without their own.
     banned_token_ids: ids that are never sampled.
-    world: the processes that do this in parallel, each with its own rollouts; None: this process
-    only.
+    world: the processes that do this in parallel, each with its own rollouts; None: only this one.
     """
     rows: list[list[float]] = [[] for _ in rollouts]
     batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))

@@ -82,8 +82,7 @@ class Sampler(Protocol):
 
         The order is arbitrary.
         images: the images of each prompt, in the order of its ids.
-        seed: the same seed and weights give the same completions; None: use the current random
-        state.
+        seed: with the same weights it gives the same completions; None: use the random state.
         """
         ...
 
@@ -118,8 +117,7 @@ class Sampler(Protocol):
 
 @contextmanager
 def preserve_rng_state(model: nn.Module, seed: int) -> Iterator[None]:
-    """Run in eval mode with this seed, and restore the model's mode and the random state
-    afterwards."""
+    """Run in eval mode with this seed, then restore the model's mode and the random state."""
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     was_training = model.training

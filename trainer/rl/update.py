@@ -63,8 +63,7 @@ _STAT_NAMES = {stat.name for stat in fields(TrainStats)}
 class ForwardOptions:
     """Settings of the forward passes of an update.
 
-    model: the caller has put it into eval mode (with dropout the ratio of an unchanged policy would
-    differ from 1).
+    model: in eval mode: with dropout the ratio of an unchanged policy would differ from 1.
     temperature: the sampler's, for rollouts without their own.
     dtype: of the arithmetic.
     banned_token_ids: ids that are never sampled.
@@ -119,7 +118,7 @@ def update_policy(
     world = world or DistributedContext(next(policy_model.parameters()).device)
     model_options = (temperature, pad_id, dtype, banned_token_ids)
     passes = ForwardOptions(policy_model, ppo_cfg, world, *model_options)
-    recomputes_logprobs = ppo_cfg.makes_own_logprobs
+    recomputes_logprobs = ppo_cfg.chosen_algorithm.makes_own_logprobs
     epochs = 1 if ppo_cfg.chosen_algorithm.takes_one_step else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
@@ -130,7 +129,8 @@ def update_policy(
     for epoch in range(epochs):
         if epoch == 0 or not recomputes_logprobs:  # else the micro-batches must not change
             order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
-            steps = _minibatches(order, ppo_cfg)
+            num_steps = ppo_cfg.num_steps(len(order))
+            steps = [order[step::num_steps] for step in range(num_steps)]
         if epoch == 0 and recomputes_logprobs:
             recompute_old_logprobs(rollouts, steps, passes)
         for chosen in steps:
@@ -159,12 +159,6 @@ def _rows_with_loss(advantages: TokenAdvantages, passes: ForwardOptions) -> list
     """
     counted = advantages.kl_token_mask if passes.weights.kl_coef else advantages.mask
     return [row for row, mask in enumerate(counted) if bool(mask.any())]
-
-
-def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:
-    """Return the rows of each optimizer step, of equal size up to one row."""
-    parts = cfg.num_steps(len(order))
-    return [order[part::parts] for part in range(parts)]
 
 
 def accumulate_gradients(
@@ -362,9 +356,3 @@ def learning_rate(update: int, cfg: RLConfig) -> float:
     if cfg.lr_decay == "linear":
         return cfg.lr * remaining / total
     return cfg.lr * (1 - math.cos(math.pi * remaining / total)) / 2
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr

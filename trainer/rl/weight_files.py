@@ -14,8 +14,7 @@ _LARGEST_HEADER = 100 * 2**20  # the limit of safetensors itself
 
 
 def count_weights(folder: Path) -> int | None:
-    """Return how many numbers the safetensors files of a folder have; None if there are no such
-    files.
+    """Return how many numbers the safetensors files of a folder have; None without such files.
 
     Raises UserError if a file is missing, truncated, or not safetensors.
     """

@@ -62,8 +62,7 @@ class HeldOutData(Config):
 
 
 class StopConfig(Config):
-    """Rules that end a run before its last update, with a checkpoint and a message with the
-    reason."""
+    """Rules that end a run before its last update, with a checkpoint and a reason."""
 
     kl_ceiling: float | None = Field(
         None,
@@ -122,8 +121,7 @@ class EvalConfig(Config):
     )
 
     def sampling(self, generation: S) -> S:
-        """Return the sampling settings of an evaluation: one completion a prompt, greedy by
-        default."""
+        """Return the settings of an evaluation: one completion a prompt, greedy by default."""
         return generation.model_copy(
             update={
                 "temperature": self.temperature,
@@ -259,8 +257,7 @@ class RunConfig(KeptConfig):
 
     @property
     def corrects_importance(self) -> bool:
-        """Return whether old_logprobs are the trainer's, and the sampler's are used as a
-        correction.
+        """Return whether old_logprobs are the trainer's, and the sampler's only correct them.
 
         With `rl.max_staleness` above 0 the sampler's weights may be older than the trainer's.
         """

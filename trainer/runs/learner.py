@@ -40,10 +40,6 @@ class Learner:
     origin: Origin
     banned_token_ids: Sequence[int] = ()
 
-    def share(self, world: DistributedContext) -> None:
-        """Distribute model and optimizer over the processes; every process has to call it."""
-        self.model, self.optimizer = world.prepare(self.model, self.optimizer)
-
 
 def load_weights(cfg: RunConfig, world: DistributedContext) -> Learner:
     """Return a learner without prompts. Raises UserError for whatever the user can fix."""
@@ -98,6 +94,7 @@ def add_logprobs(
     for rollout in rollouts:
         rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, None
     # Log-probabilities that the update computes are not needed here, except for a KL in the reward.
-    if not cfg.rl.makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
+    makes_own_logprobs = cfg.rl.chosen_algorithm.makes_own_logprobs
+    if not makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
         for rollout, row in zip(rollouts, rows(learner.model), strict=True):
             rollout.old_logprobs = row

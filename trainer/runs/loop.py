@@ -9,18 +9,19 @@ import logging
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Protocol
 
 from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.sampler import Sampler
-from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
+from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, update_policy
 from trainer.runs.artifacts import Artifacts, Reports
 from trainer.runs.batches.ahead import OpensCollectors, open_batches
 from trainer.runs.batches.batch import Batch, BatchCollector
-from trainer.runs.checkpoints.saver import Evaluated
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
+from trainer.runs.evaluation.reports import EvaluationReport
 from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.open import OpenRun
 from trainer.runs.rollout_stats import (
@@ -35,17 +36,6 @@ from trainer.runs.stops import StopRules
 from trainer.runs.trackers import track, tracking
 
 log = logging.getLogger(__name__)
-
-
-class Evaluation(Evaluated, Protocol):
-    """An evaluation of a set.
-
-    examples: lines of its dump.
-    """
-
-    examples: Sequence[dict[str, Any]]
-
-    def stats(self) -> dict[str, Any]: ...
 
 
 class TrainingTask(OpensCollectors, Protocol):
@@ -73,11 +63,10 @@ class TrainingTask(OpensCollectors, Protocol):
     ) -> Iterable[dict[str, Any]]:
         """Return a line for each rollout."""
 
-    def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
+    def evaluate(self, sampler: Sampler, name: str) -> EvaluationReport | None:
         """Evaluate the policy on a set; every process has to call it.
 
-        None: it failed (see the collector's `stop_reason`) or was interrupted; the run then ends
-        with what it has.
+        None: it failed (`stop_reason` of the collector) or was interrupted, which ends the run.
         """
 
     def eval_summary(self, update: int, report: Any, name: str) -> str:
@@ -90,14 +79,11 @@ class TrainingLoop:
     def __init__(self, run: OpenRun[Any], task: TrainingTask) -> None:
         """Keep the parts of the run, and read the updates that are in its folder."""
         self.cfg, self.task, self.learner, self.sampler = run.cfg, task, run.learner, run.sampler
-        self.world, self.saver, self.log, self.shutdown = (
-            run.world,
-            run.saver,
-            run.log,
-            run.shutdown,
-        )
+        self.world, self.saver = run.world, run.saver
+        self.log, self.shutdown = run.log, run.shutdown
+        self.folder = Path(run.cfg.misc.run_dir)
         self.checkpoint, self.done, self.saved = run.checkpoint, run.done, run.done
-        self.updates = read_jsonl(run.log.folder / "log.jsonl")
+        self.updates = read_jsonl(self.folder / "log.jsonl")
         names = {**run.learner.sets, **run.reports}
         self.reports = {name: list(run.reports.get(name, ())) for name in names}
         self.stops = StopRules(run.cfg.stop, self.updates, self.selection_reports)
@@ -177,7 +163,8 @@ class TrainingLoop:
 
     def save(self, update: int) -> None:
         """Write a checkpoint; every process has to call it."""
-        self.log.sync()
+        if self.log:
+            self.log.sync()
         self.world.set_phase(f"update {update}, checkpoint")
         report, learner = dict(self.selection_reports).get(update), self.learner
         self.checkpoint = self.saver.save(
@@ -205,7 +192,7 @@ class TrainingLoop:
             log.warning("the run ends: %s", stop_reason)
         self.world.wait()  # torchrun ends all processes with the first that exits
         return Artifacts(
-            self.log.folder,
+            self.folder,
             self.checkpoint,
             self.updates,
             self.selection_reports,
@@ -223,8 +210,7 @@ class TrainingLoop:
         return self.saved == last and evaluated
 
     def step(self, update: int) -> dict[str, Any] | None:
-        """Run one update (from 1), and return its log line; None if it has no rewards and did
-        not start."""
+        """Run one update (from 1); return its log line, or None if it has no rewards to start."""
         cfg, clock = self.cfg, PhaseTimer()
         batch = self.batches.take(update, clock)
         if batch is None:
@@ -244,11 +230,13 @@ class TrainingLoop:
             log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
         self.sampler.sync_weights(self.learner.model, update)
         clock.lap("update_s")
-        if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
+        dump_interval = cfg.misc.dump_every_n_updates
+        if self.log and dump_interval and update % dump_interval == 0:
             self.log.write_completions(update, self.task.dump(batch, advantages))
         line |= clock.seconds | {"attempts": batch.attempts} | peak_gpu_memory(self.world.device)
         line["stopped"] = self.stops.add(line)
-        self.log.write_update(line)
+        if self.log:
+            self.log.write_update(line)
         track(self.world.accelerator, "train", line, update)
         return line
 
@@ -260,7 +248,8 @@ class TrainingLoop:
         self.world.set_phase(f"update {update}, learning")
         rollouts, rewards = batch.select_scored()
         advantages = self.task.advantages(rollouts, rewards)
-        set_learning_rate(learner.optimizer, lr)
+        for group in learner.optimizer.param_groups:
+            group["lr"] = lr
         stats = update_policy(
             rollouts,
             advantages,
@@ -276,7 +265,7 @@ class TrainingLoop:
         )
         return advantages, stats
 
-    def evaluate(self, update: int, name: str) -> Evaluation | None:
+    def evaluate(self, update: int, name: str) -> EvaluationReport | None:
         """Evaluate a set, and log and dump the results; None if that failed."""
         self.world.set_phase(f"update {update}, evaluation")
         report = self.task.evaluate(self.sampler, name)
@@ -286,7 +275,9 @@ class TrainingLoop:
         header = {"update": update, "set": name, "decides": is_deciding}
         if is_deciding and (reason := self.stops.evaluated(update, report)):
             header["stopped"] = reason
-        report.examples = self.log.write_evaluation(header | report.stats(), report.examples)
+        examples, report.examples = report.examples, ()  # they are read from the file
+        if self.log:
+            report.examples = self.log.write_evaluation(header | report.stats(), examples)
         track_prefix = "eval" if name == DEFAULT_EVAL_SET else f"eval/{name}"
         track(self.world.accelerator, track_prefix, report.stats(), update)
         return report

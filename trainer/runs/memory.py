@@ -24,8 +24,7 @@ def estimate_memory(
 
     The peak is in the update or in sampling, whichever needs more.
     model: with its adapters, on the meta device.
-    AdamW keeps two float32 numbers for each trained weight. Activations are those of one
-    micro-batch.
+    AdamW keeps two float32 numbers for a trained weight. Activations are of one micro-batch.
     """
     num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rows = [("policy, weights", _weight_bytes(cfg, model))]
@@ -81,8 +80,7 @@ def _arithmetic_bytes(cfg: RunConfig) -> int:
 
 
 def _weight_bytes(cfg: RunConfig, model: nn.Module) -> float:
-    """Return the bytes of the weights: trained ones in float32, layers of a 4-bit model in 4
-    bits."""
+    """Return the bytes of the weights: float32 if trained, 4 bits in a 4-bit model's layers."""
     linear = {
         id(part.weight)
         for name, part in model.named_modules()

@@ -20,7 +20,7 @@ from trainer.runs.checkpoints.saver import Saver
 from trainer.runs.config import RunConfig
 from trainer.runs.learner import Learner
 from trainer.runs.messages import Messages, messages
-from trainer.runs.run_log import RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir
 from trainer.runs.shutdown import ShutdownHandler
 
 C = TypeVar("C", bound=RunConfig)
@@ -32,6 +32,7 @@ ReadReports = Callable[[Path], Mapping[str, Reports]]
 class OpenRun(Generic[C]):
     """A run with everything loaded and opened.
 
+    log: None in a process that is not the main one.
     reports: the evaluations that are in its folder.
     checkpoint: what it is resumed from; None: it is a new run.
     done: the number of updates of that checkpoint; None: it is a new run.
@@ -42,7 +43,7 @@ class OpenRun(Generic[C]):
     learner: Learner
     sampler: Sampler
     saver: Saver
-    log: RunLog
+    log: RunLog | None
     shutdown: ShutdownHandler
     reports: Mapping[str, Reports]
     checkpoint: Path | None
@@ -85,7 +86,7 @@ class RunStart(Generic[C]):
         cfg, world, checkpoint = self.cfg, self.world, self.checkpoint
         saver = Saver(cfg, world, learner.origin)
         done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
-        learner.share(world)
+        learner.model, learner.optimizer = world.prepare(learner.model, learner.optimizer)
         sampler = open_sampler(
             cfg.generation,
             served,
@@ -97,7 +98,7 @@ class RunStart(Generic[C]):
             banned_token_ids=learner.banned_token_ids,
         )
         self.exit_stack.enter_context(closing(sampler))
-        log: RunLog = SilentLog(cfg)
+        log = None
         if world.is_main:
             log = RunLog(cfg, services, overwrite=self.resume or None, done=done)
             self.messages.write_to(log.folder)
@@ -105,7 +106,7 @@ class RunStart(Generic[C]):
         if checkpoint is not None:
             saver.load_rest(checkpoint, learner.model, learner.optimizer)
         shutdown = ShutdownHandler(quiet=not world.is_main)
-        reports = self.read_reports(log.folder)
+        reports = self.read_reports(Path(cfg.misc.run_dir))
         return OpenRun(
             cfg, world, learner, sampler, saver, log, shutdown, reports, checkpoint, done
         )
@@ -123,8 +124,7 @@ def start_run(
     """Check and create the folder of a run, and close at the end what the run has opened.
 
     workload: the sizes of an update, to share out.
-    resume: resume the run in the folder from its newest complete checkpoint; a run without one
-    starts again.
+    resume: resume the folder's run from its newest complete checkpoint, or start it again.
     num_updates: of the run; None: those of the config.
     Raises UserError for whatever the user can fix.
     """

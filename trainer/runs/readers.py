@@ -105,8 +105,7 @@ def shortened(errors: Sequence[str]) -> list[str]:
 
 
 def row_ids(source: str, rows: Sequence[R], content: Callable[[R], str]) -> list[str]:
-    """Return an id for each row: its own, else a digest of its content and of how often that came
-    before.
+    """Return an id for each row: its own, else a digest of its content, numbered if it recurs.
 
     Raises UserError if an id is there twice: results are joined by it.
     """

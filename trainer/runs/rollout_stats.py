@@ -1,5 +1,4 @@
-"""Stats of ids, log-probabilities, advantages and updates, for every task, and how they are
-shown."""
+"""Stats of ids, log-probabilities, advantages and updates, and how any task shows them."""
 
 from __future__ import annotations
 
@@ -73,8 +72,7 @@ LEARNING_CURVES = (
 def rollout_stats(rollouts: Sequence[Rollout]) -> Stats:
     """Return lengths and entropy of rollouts.
 
-    Lengths count sampled tokens, with EOS, without observations. `entropy_est` is the mean of -log
-    pi of sampled tokens.
+    They are of sampled tokens, with EOS, without observations. `entropy_est` is the mean -log pi.
     """
     logprobs = [
         value
@@ -147,8 +145,7 @@ def staleness_stats(rollouts: Sequence[Rollout], update: int) -> Stats:
 
     A token's is the number of updates between the weights that sampled it and those that learn
     from it, update - 1 - version. `staleness_spread_max` is the largest difference of versions
-    within a group. Rollouts whose sampler does not know the versions are left out; None without
-    others.
+    within a group. Rollouts without versions are left out; None if no others remain.
     """
     versions_by_group: dict[int, list[int]] = {}
     for rollout in rollouts:

@@ -146,28 +146,6 @@ class RunLog:
         write_jsonl(self.folder / f"completions/train-{update:06d}.jsonl", completions)
 
 
-class SilentLog(RunLog):
-    """The log of a process that is not the main one: it writes nothing."""
-
-    def __init__(self, cfg: KeptConfig) -> None:
-        self.folder = Path(cfg.misc.run_dir)
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-    def write_update(self, line: dict[str, Any]) -> None:
-        """Do nothing."""
-
-    def write_evaluation(
-        self, line: dict[str, Any], examples: Iterable[dict[str, Any]]
-    ) -> Sequence[dict[str, Any]]:
-        """Do nothing, and return no lines."""
-        return ()
-
-    def write_completions(self, update: int, completions: Iterable[dict[str, Any]]) -> None:
-        """Do nothing."""
-
-
 class JsonlFile(Sequence[dict[str, Any]]):
     """The objects of a file of `write_jsonl`, read on each access.
 
@@ -255,8 +233,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_config(path: Path, kind: type[BaseModel]) -> bool:
-    """Return whether a run wrote it, with every section; an empty file would be a valid config,
-    too."""
+    """Return whether a run wrote it, with every section; an empty file is a valid config, too."""
     try:
         config = load_config(kind, path)
     except UserError:

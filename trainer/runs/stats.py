@@ -94,8 +94,7 @@ class Comparison:
 def compare(
     table: Sequence[StatSpec], before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> list[Comparison]:
-    """Return the stats of two evaluations side by side, for those of the table that have a
-    title."""
+    """Return the stats of the table that have a title, of two evaluations side by side."""
     rows = []
     for stat in table:
         old, new = before.get(stat.key), after.get(stat.key)

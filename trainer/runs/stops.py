@@ -63,8 +63,7 @@ class StopRules:
 
     @property
     def reason(self) -> str | None:
-        """Return why the run should end after the last line or evaluation, in one line; None: go
-        on."""
+        """Return in one line why the run should end after what came last; None: go on."""
         return self._update_reason or self._evaluation_reason
 
     def add(self, line: Mapping[str, Any]) -> str | None:
@@ -86,7 +85,7 @@ class StopRules:
     def evaluated(self, update: int, report: Any) -> str | None:
         """Return why the run should end after this evaluation; None: go on.
 
-        report: an `Evaluation` (trainer/runs/loop.py) with the stats `metric_NAME_mean`,
+        report: an `EvaluationReport` with the stats `metric_NAME_mean`,
         `_coverage`, `_better` and `_model`. One without them, or without most of its rewards, is
         ignored. With another model or other samples, the count starts again.
         """

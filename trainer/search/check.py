@@ -149,7 +149,7 @@ def _config(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
     check_trainable(cfg, train)
     weights = ", ".join(f"{name} {weight:g}" for name, weight in cfg.reward.weights.items())
     summary = f"{cfg.rl.algorithm}, {weights}"
-    if cfg.rl.makes_own_logprobs:
+    if cfg.rl.chosen_algorithm.makes_own_logprobs:
         summary += "; old log-probabilities in the update's own micro-batches"
     return None, f"{summary}; importance correction: {cfg.correction_summary}"
 

@@ -13,8 +13,7 @@ from trainer.sft.stats import compute_stats
 
 
 class SftCallback(RunCallback):
-    """Writes the run's log. Decides when `CheckpointingSftTrainer` evaluates, saves and
-    stops."""
+    """Writes the log of a run, and decides when its trainer evaluates, saves and stops."""
 
     def __init__(self, run: TrlRun[SftConfig]) -> None:
         super().__init__(run)

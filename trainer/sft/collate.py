@@ -25,8 +25,7 @@ class Collator:
         """Return input_ids, attention_mask, labels, [B, L], and the inputs of images.
 
         Images are concatenated in the order of the rows, and within a row in that of its list.
-        Raises UserError if an image cannot be read, or if its number of parts differs from the ids
-        of its row.
+        Raises UserError if an image cannot be read, or if its parts do not match its row's ids.
         """
         length = max(len(row["input_ids"]) for row in rows)
         batch = {
@@ -50,8 +49,7 @@ class Collator:
         return torch.tensor([row[key] + [filling] * (length - len(row[key])) for row in rows])
 
     def _images(self, row: dict[str, Any]) -> list[dict[str, Tensor]]:
-        """Return the inputs of a row's images; raise UserError if their parts do not match its
-        ids."""
+        """Return the inputs of a row's images. Raises UserError if they do not match its ids."""
         from PIL import Image
 
         inputs_by_image, num_parts = [], 0

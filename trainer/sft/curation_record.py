@@ -11,10 +11,12 @@ A record has the newest entry of each step about a question or an episode.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from scorekit.errors import UserError
 
@@ -32,7 +34,7 @@ _WORDS: Final = {VERIFY: "verified", "diagnose": "diagnosed"}
 class RecordEntry:
     """One decision. episode: run/trajectory; None: the decision is about the whole question."""
 
-    question_id: str
+    question_id: Annotated[str, Field(validation_alias="question")]
     step: str
     verdict: Verdict
     reason: str
@@ -104,6 +106,7 @@ class CurationRecord:
 
 
 _VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
+_ENTRY: Final = TypeAdapter(RecordEntry)
 
 
 def read_record(path: Path) -> CurationRecord:
@@ -134,14 +137,8 @@ def _line(entry: RecordEntry) -> dict[str, Any]:
 
 def _entry(line: str, location: str) -> RecordEntry:
     try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if isinstance(row, Mapping):
-        question, episode = row.get("question"), row.get("episode")
-        step, reason = row.get("step"), row.get("reason")
-        verdict = next((name for name in _VERDICTS if name == row.get("verdict")), None)
-        texts = all(isinstance(value, str) for value in (question, step, reason))
-        if texts and verdict and (episode is None or isinstance(episode, str)):
-            return RecordEntry(str(question), str(step), verdict, str(reason), episode)
-    raise UserError(f"{location}: is no decision. Let the command write the record again.")
+        return _ENTRY.validate_json(line, strict=True)
+    except ValidationError:
+        raise UserError(
+            f"{location}: is no decision. Let the command write the record again."
+        ) from None

@@ -1,5 +1,4 @@
-"""Print the labels of SFT rows before training: rows in color, and the tokens at label
-boundaries."""
+"""Print the labels of SFT rows before training, in color, and the tokens at their ends."""
 
 from __future__ import annotations
 
@@ -40,12 +39,9 @@ def _ends(tokenizer: Any, row: SftRow) -> Table:
     table = Table("tokens", "before", "first", "last", "behind")
     for begin, end in actions(row.mask):
         positions = (begin - 1, begin, end - 1, end)
-        valid_positions = [
-            position if 0 <= position < len(row.ids) else None for position in positions
-        ]
         texts = [
-            "" if position is None else repr(tokenizer.decode([row.ids[position]]))
-            for position in valid_positions
+            repr(tokenizer.decode([row.ids[position]])) if 0 <= position < len(row.ids) else ""
+            for position in positions
         ]
         table.add_row(f"{begin}-{end - 1}", *(Text(visible(text)) for text in texts))
     return table

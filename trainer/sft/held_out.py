@@ -13,21 +13,6 @@ from trainer.sft.collate import Collator
 from trainer.sft.rows import SftRow
 
 
-def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tensor]:
-    """Return rows as the data loader would."""
-    return collator(
-        [
-            {
-                "input_ids": row.ids,
-                "labels": row.labels,
-                "pictures": row.images,
-                "where": row.location,
-            }
-            for row in rows
-        ]
-    )
-
-
 @torch.no_grad()
 def held_out_stats(
     model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
@@ -43,7 +28,17 @@ def held_out_stats(
     model.eval()
     loss = right = count = 0.0
     for begin in range(0, len(rows), batch_size):
-        batch = as_batch(rows[begin : begin + batch_size], collator)
+        batch = collator(
+            [
+                {
+                    "input_ids": row.ids,
+                    "labels": row.labels,
+                    "pictures": row.images,
+                    "where": row.location,
+                }
+                for row in rows[begin : begin + batch_size]
+            ]
+        )
         inputs = {name: value.to(device) for name, value in batch.items()}
         with autocast(device, dtype):
             outputs = model(**inputs, use_cache=False, fused_lm_head=True)

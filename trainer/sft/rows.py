@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,7 @@ def has_ids(row: Any) -> bool:
 
 def rows_of(source: str, split: str | None, limit: int | None) -> list[tuple[str, Any]]:
     """Return (location, row). Raises UserError without rows, or if only some are ids."""
-    rows: list[tuple[str, Any]] = []
-    for location, row in read_rows(source, split):
-        if len(rows) == limit:
-            break
-        rows.append((location, row))
+    rows = list(islice(read_rows(source, split), limit))
     if not rows:
         raise UserError(f"{source}: no rows")
     kinds = {has_ids(row) for _, row in rows}
@@ -85,9 +81,9 @@ def _row_of_ids(row: Any, location: str, highest: int, image_folder: Path) -> Sf
         raise UserError(f"{location}: {len(ids)} input_ids, but an action_mask of {len(mask)}")
     turns = actions(mask)
     excluded = row.get("leave_out") or []
-    for number in (
-        _whole_numbers(excluded, location, "leave_out", len(turns) - 1) if excluded else []
-    ):
+    if excluded:
+        excluded = _whole_numbers(excluded, location, "leave_out", len(turns) - 1)
+    for number in excluded:
         begin, end = turns[number]
         mask[begin:end] = [0] * (end - begin)
     if 1 not in mask:

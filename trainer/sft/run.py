@@ -37,31 +37,21 @@ def open_tokenizer(cfg: SftConfig) -> Any:
     return load_tokenizer(cfg.policy)
 
 
-def read_parts(cfg: SftConfig, tokenizer: Any) -> tuple[SftPart, SftPart]:
-    """Return checked training and held-out rows.
-
-    Sets the template of training in the tokenizer, and so in every checkpoint. Raises UserError.
-    """
-    train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
-    for part in (train, held_out):
-        check_findings(cfg, part)
-    if train.template is not None:
-        tokenizer.chat_template = train.template
-    return train, held_out
-
-
 def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
     """Train, evaluate and log.
 
     Rows and chat template are checked before weights are loaded; an earlier run is replaced after
     that. Raises UserError for whatever the user can fix.
-    resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
-    starts again in its folder.
+    resume: resume the folder's run from its newest complete checkpoint, or start it again.
     """
     with start_trl_run(cfg, "SFT", resume=resume) as start:
         check_4bit(cfg.policy)
         tokenizer = open_tokenizer(cfg)
-        train, held_out = read_parts(cfg, tokenizer)
+        train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
+        for part in (train, held_out):
+            check_findings(cfg, part)
+        if train.template is not None:  # every checkpoint has it, too
+            tokenizer.chat_template = train.template
         check_adapters(cfg.policy)
         collator = _collator(cfg, tokenizer, (train, held_out))
         origin = start.origin(

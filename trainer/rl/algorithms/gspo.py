@@ -27,8 +27,7 @@ class GSPO(Algorithm):
     sequence_ratio_name = "geometric mean of a sequence's ratios"
 
     def with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """Default to the clip range and mean of the paper (sections 4.1, 5.1), and to an importance
-        correction by sequence.
+        """Default to the paper's clip range and mean (4.1, 5.1), and to a correction by sequence.
 
         A mean of many log-ratios moves far less than a single one. Raises ValueError for a
         correction by token: all tokens of a sequence weigh the same in GSPO (section 4.2).
@@ -45,8 +44,7 @@ class GSPO(Algorithm):
     def sequence_importance_log_ratio(
         self, old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, sampled_BT: Tensor
     ) -> Tensor:
-        """Return the mean log-ratio of each sequence's trained tokens, the one that its own ratio
-        has."""
+        """Return the mean log-ratio of each sequence's trained tokens, as its own ratio has."""
         return mean_log_ratio(old_BT, sampler_BT, mask_BT)
 
     def surrogate(self, new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> Tensor:

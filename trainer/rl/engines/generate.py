@@ -97,7 +97,7 @@ class GenerateSampler:
         """
         if self.world is not None:
             raise RuntimeError("complete: processes that share weights need complete_batch")
-        _check_temperatures([prompt], with_logprobs)
+        _check_temperatures([prompt.temperature], with_logprobs)
         settings = (gen_cfg.top_p, gen_cfg.top_k, gen_cfg.batch_size)
         if settings not in self._queues:
             self._queues[settings] = self._open_queue(gen_cfg)
@@ -115,13 +115,12 @@ class GenerateSampler:
                 pad_id=self.pad_id,
                 weight_version=lambda: self.weight_version,
             )
-
-        def complete_batch(
-            prompts: Sequence[SeededPrompt], with_logprobs: bool
-        ) -> list[SampledCompletion]:
-            return self.complete_batch(prompts, gen_cfg, with_logprobs=with_logprobs)
-
-        return BatchQueue(complete_batch, gen_cfg.batch_size)
+        return BatchQueue(
+            lambda prompts, with_logprobs: self.complete_batch(
+                prompts, gen_cfg, with_logprobs=with_logprobs
+            ),
+            gen_cfg.batch_size,
+        )
 
     @torch.no_grad()
     def complete_batch(
@@ -133,7 +132,7 @@ class GenerateSampler:
         length, with unused ones where another process has more.
         gen_cfg: as of `Sampler.complete`.
         """
-        _check_temperatures(prompts, with_logprobs)
+        _check_temperatures([prompt.temperature for prompt in prompts], with_logprobs)
         chooser = TokenChooser(gen_cfg.top_p, gen_cfg.top_k, self.banned_token_ids)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
         batches = [
@@ -190,8 +189,7 @@ class GenerateSampler:
         with_logprobs: bool,
     ) -> list[SampledCompletion]:
         """Sample one batch: ids up to the first stop id, and their log-probabilities."""
-        if with_logprobs and gen_cfg.temperature == 0:
-            raise ValueError("greedy ids have no log-probabilities: with_logprobs must be off")
+        _check_temperatures([gen_cfg.temperature], with_logprobs)
         recorder = LogprobRecorder(gen_cfg) if with_logprobs else None
         sampling: dict[str, Any] = {
             "max_new_tokens": gen_cfg.max_new_tokens,
@@ -252,8 +250,7 @@ class GenerateSampler:
 class LogprobRecorder:
     """A logits processor that applies temperature, top_k and top_p, and records log-probabilities.
 
-    They are those of the sampled tokens, in the resulting distribution. It keeps one step's [B, V]
-    at a time.
+    They are of the sampled tokens in that distribution. It keeps one step's [B, V] at a time.
     """
 
     def __init__(self, gen_cfg: SamplingConfig) -> None:
@@ -354,7 +351,7 @@ def _until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
     return ids
 
 
-def _check_temperatures(prompts: Sequence[SeededPrompt], with_logprobs: bool) -> None:
+def _check_temperatures(temperatures: Sequence[float], with_logprobs: bool) -> None:
     """Raise ValueError if log-probabilities of greedy ids are requested."""
-    if with_logprobs and any(prompt.temperature == 0 for prompt in prompts):
+    if with_logprobs and 0 in temperatures:
         raise ValueError("greedy ids have no log-probabilities: with_logprobs must be off")

@@ -32,8 +32,7 @@ class RowCache:
         return int(self.cache.get_seq_length())
 
     def append(self, other: RowCache) -> None:
-        """Add the rows of another cache after the rows of this one; it must not be used
-        afterwards."""
+        """Add the rows of another cache, which must not be used afterwards, after these."""
         num_columns = max(self.num_columns, other.num_columns)
         for layer, added in zip(self.cache.layers, other.cache.layers, strict=True):
             width = _width(layer, num_columns)

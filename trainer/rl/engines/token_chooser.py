@@ -90,8 +90,7 @@ def invert_cumulative(logprobs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def _first_possible(weights_BV: Tensor, exceeds_BV: Tensor) -> Tensor:
-    """Return the first id [B, 1] of positive weight that exceeds, or else the last of positive
-    weight."""
+    """Return, of the ids of positive weight, the first [B, 1] that exceeds, else the last."""
     is_possible = weights_BV > 0
     if not bool(is_possible.any(-1).all()):
         raise ValueError("logits: not finite. The model has diverged, or its precision is too low")

@@ -34,6 +34,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import as_completed
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -48,11 +49,11 @@ from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm_agreement import check_agreement, trial_turn
-from trainer.rl.engines.vllm_bodies import Request, request, version_label
+from trainer.rl.engines.vllm_bodies import VLLMTurn, request, version_label
 from trainer.rl.engines.vllm_http import as_user_error
 from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
 from trainer.rl.engines.vllm_sync import RECENT_S, WeightSync
-from trainer.rl.engines.vllm_turns import TurnRunner, VLLMTurn
+from trainer.rl.engines.vllm_turns import TurnRunner
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
 from trainer.rl.forward import Image
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
@@ -89,11 +90,7 @@ class VLLMSampler:
         image_id: the id that stands for a part of an image, if the model reads images.
         """
         self.cfg, self.model_name, self.stops, self.world = cfg, model_name, stops, world
-        self.by_adapters, self.banned_token_ids, self.image_id = (
-            adapters,
-            banned_token_ids,
-            image_id,
-        )
+        self.by_adapters, self.banned_token_ids = adapters, banned_token_ids
         folder = self.cfg.sync_dir or Path(run_dir) / "sync"
         # Named by this run_dir: another run may have the same servers and sync_dir.
         owner_key = f"{role} {Path(run_dir).resolve()}"
@@ -110,7 +107,10 @@ class VLLMSampler:
         self._sync = WeightSync(
             self._pool, adapters=adapters, owner=self.owner, is_main=world.is_main
         )
-        self._turns = TurnRunner(self._pool, self._sync, self._request)
+        make_request = partial(
+            request, stops=stops, banned_token_ids=banned_token_ids, image_id=image_id
+        )
+        self._turns = TurnRunner(self._pool, self._sync, make_request)
         if world.size == 1:
             self._sync.uses.on_release = self._remove_soon
 
@@ -189,7 +189,7 @@ class VLLMSampler:
         if old is None:
             self._wait(self._sync.prepare_all(self.model_name))
             if self.by_adapters and self.world.is_main:
-                self._wait(self._sync.unload_all_stale_adapters())
+                self._wait(self._sync.unload_stale_adapters())
         needed_here = self._thread.run(self._sync.drain())
         needed = set().union(*self.world.gather([needed_here]))
         if self.world.is_main:
@@ -229,21 +229,6 @@ class VLLMSampler:
                 f"generation.vllm.url: {', '.join(self.cfg.urls)} gave no answer in timeout_s = "
                 f"{self.cfg.timeout_s:g} seconds, all attempts together"
             ) from None
-
-    def _request(self, turn: VLLMTurn, weights: Weights, has_labels: bool) -> Request:
-        return request(
-            turn.ids,
-            turn.images,
-            turn.gen_cfg,
-            model=weights.model,
-            version=weights.version,
-            has_labels=has_labels,
-            seed=turn.seed,
-            stops=self.stops,
-            banned_token_ids=self.banned_token_ids,
-            image_id=self.image_id,
-            with_logprobs=turn.with_logprobs,
-        )
 
     async def _take_stats(self) -> dict[str, float | int | None]:
         num_moved, self._turns.num_moved = self._turns.num_moved, 0
@@ -285,7 +270,8 @@ class VLLMSampler:
 
         async def ask(server: PooledServer) -> list[SampledCompletion]:
             await self._sync.restore(server, RECENT_S)  # another process has sent the weights
-            return await self._turns.complete_at(server, turn)
+            with as_user_error(server.url):
+                return await self._turns.ask(server, turn)
 
         async def ask_all() -> dict[str, list[SampledCompletion]]:
             servers = self._pool.up

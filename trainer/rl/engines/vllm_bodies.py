@@ -18,12 +18,29 @@ from typing import Any
 
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
+from trainer.rl.engines.vllm_weights import Weights
 from trainer.rl.forward import Image
 from trainer.rl.sampler import CompletionFailed, SampledCompletion
 
 TEXT_ROUTE, IDS_ROUTE = "/v1/completions", "/inference/v1/generate"
 #: The server allows no lower bias; it rounds the probability to 0.
 _BARRED = -100.0
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMTurn:
+    """A prompt to complete.
+
+    affinity: as of `SeededPrompt`. order: turns with a lower number are sent first.
+    """
+
+    ids: Sequence[int]
+    images: Sequence[Image]
+    gen_cfg: SamplingConfig
+    seed: int
+    with_logprobs: bool
+    order: int
+    affinity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,26 +83,22 @@ def update_of(label: str, version: str) -> int:
 
 
 def request(
-    ids: Sequence[int],
-    images: Sequence[Image],
-    gen_cfg: SamplingConfig,
-    *,
-    model: str,
-    version: str,
+    turn: VLLMTurn,
+    weights: Weights,
     has_labels: bool,
-    seed: int,
+    *,
     stops: Sequence[int],
     banned_token_ids: Sequence[int],
     image_id: int | None,
-    with_logprobs: bool,
 ) -> Request:
     """Return a request with every field that settings of the server or model could fill.
 
-    version: of the weights, which separates the prefix cache, too.
+    weights: their version separates the prefix cache, too.
     has_labels: whether the server says which weights sampled each token.
     banned_token_ids: ids that must not be sampled.
     image_id: the id that stands for a part of an image.
     """
+    gen_cfg, ids = turn.gen_cfg, list(turn.ids)
     sampling = {
         "n": gen_cfg.num_samples_per_prompt,
         "max_tokens": gen_cfg.max_new_tokens,
@@ -96,22 +109,22 @@ def request(
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "seed": seed,
+        "seed": turn.seed,
         "ignore_eos": True,  # the policy's stop ids, and no others
         "stop_token_ids": list(stops),
-        "logprobs": 0 if with_logprobs else None,  # of the chosen token alone
+        "logprobs": 0 if turn.with_logprobs else None,  # of the chosen token alone
     }
     if banned_token_ids:
         sampling["logit_bias"] = {str(token_id): _BARRED for token_id in banned_token_ids}
-    common_fields = {"model": model, "cache_salt": version, "return_token_ids": True}
-    route, body = IDS_ROUTE, {**common_fields, "token_ids": list(ids), "sampling_params": sampling}
-    if images:
-        parts = [{"type": "image_url", "url": _data_url(image)} for image in images]
+    version = weights.version
+    common_fields = {"model": weights.model, "cache_salt": version, "return_token_ids": True}
+    route, body = IDS_ROUTE, {**common_fields, "token_ids": ids, "sampling_params": sampling}
+    if turn.images:
+        parts = [{"type": "image_url", "url": _data_url(image)} for image in turn.images]
         body |= {"token_ids": _collapse_image_ids(ids, image_id), "content_parts": parts}
     elif not has_labels:
-        route, body = TEXT_ROUTE, {**common_fields, **sampling, "prompt": list(ids)}
-    samples = gen_cfg.num_samples_per_prompt
-    return Request(route, body, list(ids), samples, version, has_labels)
+        route, body = TEXT_ROUTE, {**common_fields, **sampling, "prompt": ids}
+    return Request(route, body, ids, gen_cfg.num_samples_per_prompt, version, has_labels)
 
 
 def _collapse_image_ids(ids: Sequence[int], image_id: int | None) -> list[int]:

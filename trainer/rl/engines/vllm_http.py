@@ -149,16 +149,6 @@ class VLLMServer:
             await self.ask("POST", f"/reset_{cache}_cache")
         await self.ask("POST", "/update_weight_version", {"new_version": version})
 
-    async def has_route(self, method: str, path: str) -> bool:
-        """Return whether the server has a route that refuses an empty request, or has a GET."""
-        try:
-            await self.ask(method, path, {} if method == "POST" else None)
-        except VLLMError as error:
-            if is_away(error):
-                raise
-            return error.status not in (403, 404)
-        return True
-
     async def resume_if_paused(self) -> None:
         """Resume a server that a killed run has left paused: it would answer no prompt."""
         try:
@@ -175,11 +165,10 @@ class VLLMServer:
 
     async def labels_tokens(self, model: str) -> bool:
         """Return whether the server can pause, and says which weights sampled each token."""
-        if not await self.has_route("GET", "/is_paused"):
-            return False
         sampling = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "ignore_eos": True}
         body = {"model": model, "token_ids": [1], "sampling_params": sampling}
         try:
+            await self.ask("GET", "/is_paused")
             answer = await self.ask("POST", IDS_ROUTE, body)
         except VLLMError as error:
             if is_away(error):

@@ -219,7 +219,9 @@ class WeightSync:
                 for task in done:
                     if (error := task.exception()) is not None:
                         errors.append((tasks[task], error))
-                        self.leave_out(tasks[task], outage_reason(error), move=self._moves(error))
+                        # Where an adapter is refused, turns in flight go on with the old one
+                        move = not self.by_adapters or not isinstance(error, VLLMError)
+                        self.leave_out(tasks[task], outage_reason(error), move=move)
                 if not done:
                     for task in pending:
                         errors.append((tasks[task], TimeoutError()))
@@ -233,10 +235,6 @@ class WeightSync:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
         return errors
-
-    def _moves(self, error: BaseException) -> bool:
-        """Return whether turns in flight cannot go on at a server that did not take weights."""
-        return not self.by_adapters or not isinstance(error, VLLMError)
 
     # -- servers that fail -------------------------------------------------------------------------
 
@@ -285,15 +283,15 @@ class WeightSync:
 
     # -- old weights -------------------------------------------------------------------------------
 
-    async def unload_stale_adapters(self, server: PooledServer) -> None:
-        """Unload adapters that an earlier start, which was killed, has loaded."""
-        for name in await server.http.models():
-            if name.startswith(f"policy-{self.owner}-"):
-                await server.http.unload_adapter(name)
+    async def unload_stale_adapters(self) -> None:
+        """Unload adapters that an earlier start, which was killed, has left on any server."""
 
-    async def unload_all_stale_adapters(self) -> None:
-        """Unload adapters that an earlier start has left on any server."""
-        await self._on_each_up(self.unload_stale_adapters)
+        async def unload(server: PooledServer) -> None:
+            for name in await server.http.models():
+                if name.startswith(f"policy-{self.owner}-"):
+                    await server.http.unload_adapter(name)
+
+        await self._on_each_up(unload)
 
     async def remove(self, old_weights: Sequence[Weights]) -> None:
         """Remove weights that no request needs, from all servers and from disk."""

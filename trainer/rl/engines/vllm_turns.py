@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 
-from trainer.rl.config import SamplingConfig
 from trainer.rl.engines import vllm_sync
-from trainer.rl.engines.vllm_bodies import Request, completions
+from trainer.rl.engines.vllm_bodies import Request, VLLMTurn, completions
 from trainer.rl.engines.vllm_http import VLLMError, as_user_error, may_sample_later, retry
 from trainer.rl.engines.vllm_pool import NoServer, PooledServer, ServerLost, ServerPool
 from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync, outage_reason
 from trainer.rl.engines.vllm_weights import Weights
-from trainer.rl.forward import Image
 from trainer.rl.sampler import CompletionFailed, SampledCompletion
-
-
-@dataclass(frozen=True, slots=True)
-class VLLMTurn:
-    """A prompt to complete.
-
-    affinity: as of `SeededPrompt`. order: turns with a lower number are sent first.
-    """
-
-    ids: Sequence[int]
-    images: Sequence[Image]
-    gen_cfg: SamplingConfig
-    seed: int
-    with_logprobs: bool
-    order: int
-    affinity: str = ""
 
 
 class TurnRunner:
@@ -50,8 +31,7 @@ class TurnRunner:
     ) -> None:
         """Prepare to complete turns.
 
-        make_request: returns the request of a turn for weights; the last argument says whether the
-        server labels tokens.
+        make_request: returns the request of a turn for weights. Its last argument: `has_labels`.
         """
         self.pool, self.sync = pool, sync
         self._make_request = make_request
@@ -86,11 +66,6 @@ class TurnRunner:
                 f"{self.pool.timeout_s:g} seconds, all attempts together"
             ) from None
 
-    async def complete_at(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
-        """Return the completions of a turn by one server, in one attempt."""
-        with as_user_error(server.url):
-            return await self._ask(server, turn)
-
     async def _complete_at(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
         """Return the completions by one server.
 
@@ -104,7 +79,7 @@ class TurnRunner:
             nonlocal first_failure_at
             await self._restore(server, RECENT_S if first_failure_at is None else 0.0)
             try:
-                return await self._ask(server, turn)
+                return await self.ask(server, turn)
             except Exception:
                 first_failure_at = first_failure_at or loop.time()
                 raise
@@ -131,7 +106,7 @@ class TurnRunner:
             self.sync.leave_out(server, outage_reason(error), move=True)
             raise ServerLost from error
 
-    async def _ask(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
+    async def ask(self, server: PooledServer, turn: VLLMTurn) -> list[SampledCompletion]:
         """Return the completions by one request. It keeps the weights that it is made with."""
         weights = server.weights
         assert weights is not None

@@ -31,10 +31,8 @@ def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
 
     unread = set(vision_parts(model))
     image_prefixes = [f"{name}." for name, part in model.named_modules() if part in unread]
-    only_images, targets = (
-        rf"({'|'.join(map(re.escape, image_prefixes))}).*",
-        cfg.lora.target_modules,
-    )
+    only_images = rf"({'|'.join(map(re.escape, image_prefixes))}).*"
+    targets = cfg.lora.target_modules
     lora_config = LoraConfig(
         r=cfg.lora.r,
         lora_alpha=cfg.lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it

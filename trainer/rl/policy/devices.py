@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -37,15 +36,9 @@ def autocast(device: torch.device, dtype: str) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def current_autocast() -> AbstractContextManager[None]:
+def current_autocast() -> AbstractContextManager[Any]:
     """Return a context that gives another thread the autocast state that this one has now."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return _autocast_of({kind: torch.get_autocast_dtype(kind) for kind in kinds})
-
-
-@contextmanager
-def _autocast_of(dtypes: Mapping[str, torch.dtype]) -> Iterator[None]:
-    with ExitStack() as exit_stack:
-        for kind, dtype in dtypes.items():
-            exit_stack.enter_context(torch.autocast(kind, dtype))
-        yield
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            return torch.autocast(kind, torch.get_autocast_dtype(kind))
+    return nullcontext()

@@ -20,8 +20,7 @@ def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any
     """Return (model, tokenizer) of `cfg.path`, without dropout.
 
     The trained weights are float32: every weight, or the adapters that `cfg.lora` configures.
-    Raises UserError that names the key and the path, also if the tokenizer has ids that the model
-    has no embedding for.
+    Raises UserError that names key and path, also if the tokenizer has ids without an embedding.
     """
     if cfg.path is None:
         raise UserError("policy.path: required. Set the folder or hub id of a causal LM")

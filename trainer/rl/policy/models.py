@@ -29,10 +29,15 @@ def check_folder(path: str, key: str) -> None:
         raise UserError(f"{key}: {path}: no such folder")
 
 
+def holds_adapters(path: str) -> bool:
+    """Return whether a folder has adapters without their base model."""
+    folder = Path(path)
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
 def check_has_base_model(path: str, key: str) -> None:
     """Raise UserError if a folder has adapters without their base model."""
-    folder = Path(path)
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+    if holds_adapters(path):
         raise UserError(
             f"{key}: {path} has adapters only. Merge them into their model first (python -m "
             "trainer export RUN_DIR --to FOLDER), and name that folder"
@@ -122,8 +127,7 @@ def _keep_gradients(model: nn.Module) -> None:
     """Turn off a packing of 4-bit weights that gives wrong gradients.
 
     On a CPU with AVX512-BF16, bitsandbytes 0.50 packs its weights at the first pass in eval mode,
-    for a product without a gradient. After that, adapters below would be trained wrongly, without
-    an error.
+    for a product without a gradient. Adapters below would then be trained wrongly, without error.
     """
     for part in model.modules():
         if hasattr(part, "support_avx512bf16_for_cpu"):

@@ -52,8 +52,7 @@ def _highest_id(tokenizer: Any) -> int:
 
 
 def stop_token_ids(model: nn.Module, tokenizer: Any) -> list[int]:
-    """Return the ids that end a turn: the tokenizer's EOS and those of the model's generation
-    config.
+    """Return the ids that end a turn: the tokenizer's EOS, and the generation config's.
 
     Chat models end a turn with another token than a document.
     """

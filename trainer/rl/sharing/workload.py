@@ -1,7 +1,6 @@
 """Counts the processes that an update has work for, from the config alone.
 
-A process without work in any update is a mistake of the start: `Workload.check` says it before a
-model is loaded.
+A process without work is a mistake, which `Workload.check` reports before a model is loaded.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ class Workload:
     samples: fewest and most sequences of a prompt.
     samples_key: key of their number.
     unit: what sequences are called.
-    shares_sequences: processes share the sequences when they sample, and not the prompts, whose
-    samples stay together.
+    shares_sequences: processes share sequences when they sample, not prompts with their samples.
     drops_sequences: an update may have fewer sequences in the loss than it has sampled.
     """
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.chat.stops import load_generation_config
-from trainer.chat.template_check import Finding, check_template, refuse_errors
+from trainer.chat.template_check import Finding, findings_of, label_samples, refuse_errors
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
@@ -86,7 +86,8 @@ def chat_findings(
         if turn.reference
     ][:_MAX_CONVERSATIONS]
     settings = load_generation_config(str(cfg.policy.path), cfg.policy.revision)
-    return check_template(tokenizer, conversations, cfg.chat, settings, trained_turns="last")
+    origin, labeled = label_samples(tokenizer, conversations, cfg.chat, "last")
+    return findings_of(tokenizer, labeled, origin, settings)
 
 
 def check_chat(cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,13 +50,17 @@ class OpensCollectors(Protocol):
         """
 
 
-class BatchSource(Protocol):
-    """Gives the loop its batches."""
+class BatchSource:
+    """Gives the loop its batches.
 
-    @property
-    def stop_reason(self) -> str | None:
-        """Return why the last batch is missing, in one line; None: it is not, or the run is to
-        end."""
+    stop_reason: why the last batch is missing, in one line; None: it is not, or the run is to end.
+    """
+
+    stop_reason: str | None = None
+
+    def __init__(self, run: OpenRun[Any], buffer: RolloutBuffer) -> None:
+        """Keep the run and its buffer."""
+        self._run, self._buffer = run, buffer
 
     def take(self, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
         """Return the batch of an update, with log-probabilities; None: the update cannot start.
@@ -64,9 +68,12 @@ class BatchSource(Protocol):
         Called for one update after another, when the sampler has the weights of the one before.
         clock: gets the seconds of the phases.
         """
+        raise NotImplementedError
 
     def saved(self, update: int) -> None:
-        """Note that a checkpoint holds this update."""
+        """Remove from the buffer what a checkpoint of this update holds."""
+        if self._run.world.is_main:
+            self._buffer.cut(update)
 
     def close(self) -> None:
         """End what runs ahead."""
@@ -84,7 +91,7 @@ def open_batches(run: OpenRun[Any], task: OpensCollectors, first: BatchCollector
     if rl.max_staleness == 0:
         if world.is_main:
             _report_unused(buffer)
-        return BatchesInTurn(first, run, lead=0, buffer=buffer)
+        return BatchesInTurn(first, run, buffer, lead=0)
     if world.is_main:
         _report_buffer(buffer, done)
     if run.cfg.generation.engine == "generate":
@@ -96,7 +103,7 @@ def open_batches(run: OpenRun[Any], task: OpensCollectors, first: BatchCollector
                 rl.max_staleness,
             )
         collector = task.open_collector(world, buffer)
-        return BatchesInTurn(collector, run, lead=rl.max_staleness, buffer=buffer)
+        return BatchesInTurn(collector, run, buffer, lead=rl.max_staleness)
     return BatchesAhead(task, run, buffer)
 
 
@@ -118,36 +125,27 @@ def _report_unused(buffer: RolloutBuffer) -> None:
         )
 
 
-class BatchesInTurn:
+class BatchesInTurn(BatchSource):
     """Collects the batch of update u + `lead` just before update u, in the caller's thread."""
 
     def __init__(
-        self,
-        collector: BatchCollector,
-        run: OpenRun[Any],
-        *,
-        lead: int,
-        buffer: RolloutBuffer,
+        self, collector: BatchCollector, run: OpenRun[Any], buffer: RolloutBuffer, *, lead: int
     ) -> None:
         """Prepare to collect.
 
         lead: 0: the collector sets the log-probabilities; else they are set here, at the update.
-        buffer: of this run; a checkpoint removes from it what it holds.
         """
-        self._collector, self._run, self._lead, self._buffer = collector, run, lead, buffer
+        super().__init__(run, buffer)
+        self._collector, self._lead = collector, lead
         self._collected: dict[int, Batch[Any, Any]] = {}
         self._next = (run.done or 0) + 1
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Return why the last batch is missing."""
-        return self._collector.stop_reason
 
     def take(self, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
         """Return the batch of an update, as `BatchSource.take` says."""
         run = self._run
         while self._next <= min(update + self._lead, run.cfg.rl.num_updates):
             batch = self._collector.collect(run.sampler, self._next, clock)
+            self.stop_reason = self._collector.stop_reason
             if batch is None:
                 return None
             self._collected[self._next] = batch
@@ -157,22 +155,9 @@ class BatchesInTurn:
             _prepare(batch, update, run, clock)
         return batch
 
-    def saved(self, update: int) -> None:
-        """Remove what a checkpoint holds from the buffer."""
-        if self._run.world.is_main:
-            self._buffer.cut(update)
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-@dataclass(slots=True)
-class _Collected:
-    """The result of a thread: a batch or None, the reason why it is missing, and its seconds."""
-
-    batch: Batch[Any, Any] | None
-    stop_reason: str | None
-    seconds: dict[str, float]
+#: The result of a thread: a batch or None, the reason why it is missing, and its seconds.
+_Collected = tuple[Batch[Any, Any] | None, str | None, dict[str, float]]
 
 
 @dataclass(slots=True)
@@ -184,22 +169,18 @@ class _Slot:
 
     world: DistributedContext
     collector: BatchCollector
-    thread: ThreadPoolExecutor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+    thread: ThreadPoolExecutor
 
 
-class BatchesAhead:
+class BatchesAhead(BatchSource):
     """Collects up to `rl.max_staleness` batches beyond the one that is awaited, in threads.
 
-    The batches run at the same time: while one waits for its last episodes, the samplers work for
-    the next ones.
+    They run at the same time: while one waits for its last episodes, samplers work for the next.
     """
 
     def __init__(self, task: OpensCollectors, run: OpenRun[Any], buffer: RolloutBuffer) -> None:
-        self._run, self._buffer, self._is_closing = run, buffer, False
-        self.stop_reason: str | None = None
+        super().__init__(run, buffer)
+        self._is_closing = False
         self._submitted = run.done or 0
         self._batches: dict[int, Future[_Collected]] = {}
         remaining = run.cfg.rl.num_updates - self._submitted
@@ -208,7 +189,8 @@ class BatchesAhead:
 
     def _open_slot(self, task: OpensCollectors, number: int) -> _Slot:
         world = self._run.world.fork(f"batches {number}")
-        return _Slot(world, task.open_collector(world, self._buffer, self._should_stop))
+        collector = task.open_collector(world, self._buffer, self._should_stop)
+        return _Slot(world, collector, ThreadPoolExecutor(1, thread_name_prefix="batches"))
 
     def take(self, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
         """Return the batch of an update, as `BatchSource.take` says.
@@ -226,18 +208,12 @@ class BatchesAhead:
         future = self._batches.pop(update)
         while not wait([future], _TICK_S).done:
             pass  # a signal is handled between two looks
-        collected = future.result()
+        batch, self.stop_reason, seconds = future.result()
         clock.lap("waited_s")
-        clock.seconds |= collected.seconds
-        self.stop_reason = collected.stop_reason
-        if collected.batch is not None:
-            _prepare(collected.batch, update, self._run, clock)
-        return collected.batch
-
-    def saved(self, update: int) -> None:
-        """Remove what a checkpoint holds from the buffer."""
-        if self._run.world.is_main:
-            self._buffer.cut(update)
+        clock.seconds |= seconds
+        if batch is not None:
+            _prepare(batch, update, self._run, clock)
+        return batch
 
     def close(self) -> None:
         """Tell the threads to end. One that waits for the sampler ends when that is closed."""
@@ -255,7 +231,7 @@ class BatchesAhead:
     def _collect(self, collector: BatchCollector, update: int) -> _Collected:
         clock = PhaseTimer()
         batch = collector.collect(self._run.sampler, update, clock)
-        return _Collected(batch, collector.stop_reason, clock.seconds)
+        return batch, collector.stop_reason, clock.seconds
 
 
 def _prepare(batch: Batch[Any, Any], update: int, run: OpenRun[Any], clock: PhaseTimer) -> None:

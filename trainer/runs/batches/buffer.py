@@ -37,20 +37,14 @@ class RolloutBuffer:
 
     def updates(self) -> list[int]:
         """Return the updates that have files, ascending."""
-        if not self.folder.is_dir():
-            return []
-        updates = {_update_of(path.name) for path in self.folder.iterdir()}
-        return sorted(update for update in updates if update is not None)
+        return sorted({update for update, _ in self._files()})
 
     def read(self, update: int) -> list[dict[str, Any]]:
         """Return the rows of an update, of all processes, in the order in which each wrote them.
 
         A last line that is incomplete is left out. Raises UserError for a damaged file.
         """
-        if not self.folder.is_dir():
-            return []
-        names = sorted(path.name for path in self.folder.iterdir())
-        paths = [self.folder / name for name in names if _update_of(name) == update]
+        paths = [path for number, path in self._files() if number == update]
         return [row for path in paths for row in read_jsonl(path)]
 
     def append(self, update: int, row: dict[str, Any]) -> None:
@@ -68,16 +62,15 @@ class RolloutBuffer:
 
         One process of the run calls it.
         """
-        for path in list(self.folder.iterdir()) if self.folder.is_dir() else ():
-            update = _update_of(path.name)
-            if update is not None and update <= done:
+        for update, path in self._files():
+            if update <= done:
                 path.unlink()
 
-
-def _update_of(name: str) -> int | None:
-    """Return the update of a file's name, or None if it is no file of the buffer."""
-    match = _NAME.fullmatch(name)
-    return None if match is None else int(match[1])
+    def _files(self) -> list[tuple[int, Path]]:
+        """Return (update, file) of all files of the buffer, by their names."""
+        paths = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        matches = [(_NAME.fullmatch(path.name), path) for path in paths]
+        return [(int(match[1]), path) for match, path in matches if match]
 
 
 def _cut_incomplete_line(path: Path) -> None:

@@ -15,14 +15,9 @@ from torch import nn
 from scorekit.errors import UserError
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.models import holds_adapters
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import check_origin, weight_origin
-
-
-def holds_adapters(path: str | Path | None) -> bool:
-    """Return whether a folder has adapters without their base model."""
-    folder = Path(path or "")
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
@@ -47,7 +42,7 @@ def resolve_base_model(cfg: PolicyConfig) -> tuple[PolicyConfig, Path | None]:
 
     The folder is None if `cfg.path` is a full model. Raises UserError as `base_of`.
     """
-    if not holds_adapters(cfg.path):
+    if not holds_adapters(cfg.path or ""):
         return cfg, None
     folder = Path(str(cfg.path))
     path, revision = base_of(folder)
@@ -75,8 +70,7 @@ def load_on_base(
 
 
 def attach_adapters(model: Any, adapters: Path) -> Any:
-    """Return the model in peft's wrapper with these adapters. Raises UserError if they do not
-    fit."""
+    """Return the model in peft's wrapper with adapters. Raises UserError if they do not fit."""
     from peft import PeftModel
 
     try:

@@ -129,8 +129,7 @@ def read_state(folder: Path) -> CheckpointState:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a run's folder `checkpoints`, also incomplete ones, newest
-    first."""
+    """Return all checkpoints in a run's folder `checkpoints`, even incomplete, newest first."""
     return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
 
 

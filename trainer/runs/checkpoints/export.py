@@ -25,8 +25,7 @@ from trainer.runs.checkpoints.checkpoint import (
 def export_policy(
     run_dir: Path, to: Path, *, best: bool = False, dtype: Literal["float32", "bfloat16"]
 ) -> Path:
-    """Write model, tokenizer and generation ids into the new folder `to`, and return the
-    checkpoint.
+    """Write model, tokenizer and generation ids into a new folder, and return the checkpoint.
 
     That is the newest complete one, or the best by evaluation. Adapters are merged in float32
     before the weights become `dtype`. Raises UserError if there is no such checkpoint, if its base

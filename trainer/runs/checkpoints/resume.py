@@ -54,8 +54,7 @@ def checkpoint_to_resume(cfg: KeptConfig) -> Path | None:
 
 
 def weight_origin(cfg: PolicyConfig) -> Origin:
-    """Return the origin of the first weights and of the reference's; never those of a
-    checkpoint."""
+    """Return the origin of the first weights, not a checkpoint's, and of the reference's."""
     reference, revision = cfg.reference_path, None
     if reference is None:
         reference, revision = cfg.path, cfg.revision

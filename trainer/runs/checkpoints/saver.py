@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -23,25 +23,9 @@ from trainer.runs.checkpoints.checkpoint import (
 )
 from trainer.runs.checkpoints.resume import Origin, check_origin
 from trainer.runs.config import RunConfig
+from trainer.runs.evaluation.reports import EvaluationReport
 
 log = logging.getLogger(__name__)
-
-
-class Evaluated(Protocol):
-    """The stats of an evaluation that a checkpoint needs.
-
-    rating: by which the best checkpoint is chosen, higher is better; None if it is not comparable.
-    reward_coverage: share of its `samples` with a reward.
-    """
-
-    @property
-    def rating(self) -> float | None: ...
-
-    @property
-    def reward_coverage(self) -> float: ...
-
-    @property
-    def samples(self) -> int: ...
 
 
 class Saver:
@@ -51,9 +35,8 @@ class Saver:
         self.cfg, self.world, self.origin = cfg, world, origin
         self.folder = Path(cfg.misc.run_dir) / "checkpoints"
 
-    def is_due(self, update: int, reports: Sequence[tuple[int, Evaluated]]) -> bool:
-        """Return whether to save: each save_every_n_updates, and if an evaluation is the best so
-        far."""
+    def is_due(self, update: int, reports: Sequence[tuple[int, EvaluationReport]]) -> bool:
+        """Return whether to save: each save_every_n_updates, and at the best evaluation so far."""
         every = self.cfg.misc.save_every_n_updates
         rated = {u: r.rating for u, r in reports if u > 0 and r.rating is not None}
         is_best = update in rated and rated[update] >= max(rated.values())
@@ -62,7 +45,7 @@ class Saver:
     def save(
         self,
         update: int,
-        report: Evaluated | None,
+        report: EvaluationReport | None,
         model: nn.Module,
         tokenizer: Any,
         optimizer: Any,
@@ -109,8 +92,7 @@ class Saver:
         return path
 
     def load_weights(self, checkpoint: Path, model: nn.Module) -> int:
-        """Load weights into a model that is not distributed yet, and return the number of updates
-        done.
+        """Load weights into a model that is not distributed yet; return the updates done.
 
         Raises UserError if the run would be resumed with other inputs than it started with.
         """

@@ -19,8 +19,7 @@ def print_results(
     table_of: Callable[[Any, Any], Table],
     write_report: Callable[[Path], Path],
 ) -> int:
-    """Print the evaluations before and after the run, its page and its policy; return the exit
-    code of the command.
+    """Print the first and last evaluations of a run, its page and policy; return the exit code.
 
     best_by: the evaluation set that the best checkpoint is chosen by.
     table_of: returns the table of the first and the last report of a set.

@@ -148,14 +148,9 @@ def as_row(stat: PairedStat) -> StatRow:
 
 
 def compare_lines(
-    table: Sequence[StatSpec],
-    first: Sequence[Line],
-    second: Sequence[Line],
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    table: Sequence[StatSpec], first: Sequence[Line], second: Sequence[Line]
 ) -> list[PairedStat]:
-    """Return the stats of `table` that lines of a dump have (`value_of_row`), for sources with both
-    values.
+    """Return the stats with a `value_of_row`, for sources for which both lines have a value.
 
     first, second: lines of the same sources in the same order.
     """
@@ -173,9 +168,7 @@ def compare_lines(
         mean = partial(_mean, count=len(both))
         left_out = len(values) - len(both)
         higher = None if stat.better is None else stat.better == "higher"
-        paired_stats.append(
-            paired_stat(stat.title, stat.key, pairs_N2S, left_out, mean, higher, resamples, seed)
-        )
+        paired_stats.append(paired_stat(stat.title, stat.key, pairs_N2S, left_out, mean, higher))
     return paired_stats
 
 
@@ -190,8 +183,6 @@ def paired_stat(
     left_out: int,
     score: Callable[[Any], float],
     higher: bool | None,
-    resamples: int,
-    seed: int,
 ) -> PairedStat:
     """Return the paired stat of two policies.
 
@@ -204,7 +195,7 @@ def paired_stat(
     first, second = (score(sums) for sums in stats_N2S.sum(axis=0))
     low = high = worse = None
     if count >= FEWEST:
-        changes = bootstrap_differences(stats_N2S, score, resamples, seed)
+        changes = bootstrap_differences(stats_N2S, score, RESAMPLES)
         low, high = percentile_interval(changes)
         if higher is not None:
             wrong = changes < 0 if higher else changes > 0
@@ -215,14 +206,14 @@ def paired_stat(
 
 
 def bootstrap_differences(
-    stats_N2S: Any, score: Callable[[Any], float], resamples: int = RESAMPLES, seed: int = SEED
+    stats_N2S: Any, score: Callable[[Any], float], resamples: int = RESAMPLES
 ) -> Any:
     """Return the difference second - first in each of `resamples` resamples of N sources.
 
     stats_N2S: statistics that add up over sources, [N, 2, S].
     score: of their sums [S].
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(SEED)
     count = len(stats_N2S)
     flat = stats_N2S.reshape(count, -1)
     differences = np.empty(resamples)

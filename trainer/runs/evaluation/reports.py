@@ -49,11 +49,6 @@ class EvaluationReport:
         return float(self.values["reward_coverage"])
 
     @property
-    def seconds(self) -> float:
-        """Return how long the evaluation took."""
-        return float(self.values["seconds"])
-
-    @property
     def rating(self) -> float | None:
         """Return reward_mean, which the best checkpoint is chosen by; None if it covers too few.
 

@@ -145,8 +145,8 @@ class TrlRun(ABC, Generic[C]):
             stop_reason, code = f"{failure}; after {progress}: resume with --resume", 3
         elif signal_number and not self.plan.is_done(update, self.reports):
             name = signal.Signals(signal_number).name
-            stop_reason, code = f"{name} after {progress}: resume with --resume", 128
-            code += signal_number
+            stop_reason = f"{name} after {progress}: resume with --resume"
+            code = 128 + signal_number
         if stop_reason:
             log.warning("the run ends: %s", stop_reason)
         return self.start.artifacts(self.reports, saved, stop_reason, code)

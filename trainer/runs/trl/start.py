@@ -120,8 +120,7 @@ def start_trl_run(cfg: C, task: str, *, resume: bool) -> Iterator[TrlStart[C]]:
     """Check and create the folder of a run, and record its warnings.
 
     task: its name, for messages.
-    resume: resume the run in the folder from its newest complete checkpoint; a run without one
-    starts again.
+    resume: resume the folder's run from its newest complete checkpoint, or start it again.
     Raises UserError for whatever the user can fix.
     """
     check_alone(task)

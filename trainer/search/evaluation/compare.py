@@ -23,8 +23,7 @@ ALL = "all"
 
 
 def compare_episodes(
-    first: Sequence[Trajectory],
-    second: Sequence[Trajectory],
+    first: Sequence[Trajectory], second: Sequence[Trajectory]
 ) -> dict[str, list[PairedStat]]:
     """Return the stats of all questions under ALL, and some of them by type and document.
 

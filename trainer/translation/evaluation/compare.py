@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 
 from trainer.runs.evaluation.paired import (
-    RESAMPLES,
-    SEED,
     Line,
     PairedStat,
     compare_lines,
@@ -25,9 +23,7 @@ from trainer.translation.evaluation.quality import corpus_metrics
 from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, table
 
 
-def compare_policies(
-    first: Sequence[Line], second: Sequence[Line], resamples: int = RESAMPLES, seed: int = SEED
-) -> dict[str, list[PairedStat]]:
+def compare_policies(first: Sequence[Line], second: Sequence[Line]) -> dict[str, list[PairedStat]]:
     """Return the stats of all sources under "all", and of each language pair if there are several.
 
     first, second: the lines of two evaluation dumps (trainer/translation/dumps.py), of the same
@@ -39,17 +35,13 @@ def compare_policies(
     pairs = indices_by_group([line.get("pair", "") for line in first])
     groups = {"all": list(range(len(first)))} | pairs
     return {
-        name: _compare([first[i] for i in chosen], [second[i] for i in chosen], resamples, seed)
+        name: _compare([first[i] for i in chosen], [second[i] for i in chosen])
         for name, chosen in groups.items()
     }
 
 
-def _compare(
-    first: Sequence[Line], second: Sequence[Line], resamples: int, seed: int
-) -> list[PairedStat]:
-    paired_stats = compare_lines(
-        table(metrics_of(first), metrics_of(second)), first, second, resamples, seed
-    )
+def _compare(first: Sequence[Line], second: Sequence[Line]) -> list[PairedStat]:
+    paired_stats = compare_lines(table(metrics_of(first), metrics_of(second)), first, second)
     both_lines = [(a, b) for a, b in zip(first, second, strict=True) if a.get("ref")]
     if not both_lines:
         return paired_stats
@@ -64,7 +56,7 @@ def _compare(
         score = partial(_corpus_score, metric=metric)
         title = {"chrf": "chrF", "bleu": "BLEU"}[name]
         left_out = len(first) - len(both_lines)
-        paired_stats.append(paired_stat(title, name, stats, left_out, score, True, resamples, seed))
+        paired_stats.append(paired_stat(title, name, stats, left_out, score, True))
     return paired_stats
 
 

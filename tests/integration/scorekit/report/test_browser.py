@@ -79,9 +79,7 @@ def test_the_report_shows_its_figures_and_its_marked_spans(run: Path, tmp_path: 
 def test_nothing_is_wider_than_a_narrow_window(run: Path, tmp_path: Path) -> None:
     """Check that a wide table scrolls within itself, and a text without spaces wraps."""
     lines = [line(n, 5.0 + n % 4) for n in range(12)]
-    groups = compare_policies(
-        lines, [eval_line | {"metricx_score": 2.0} for eval_line in lines], 50
-    )
+    groups = compare_policies(lines, [eval_line | {"metricx_score": 2.0} for eval_line in lines])
     comparison_arguments = ("a" * 90, "b"), groups, lines, lines[::-1]
     pages = [write_report(run), write_comparison(run / "comparison.html", *comparison_arguments)]
     for page in pages:

@@ -22,7 +22,7 @@ from tests.kits.trainer.chat import (
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import marked
 from trainer.chat.render import render
-from trainer.chat.template_check import check_template
+from trainer.chat.template_check import Finding, findings_of, label_samples
 
 DIALOGUE = turns(
     "안녕? 오늘 뭐 해 🙂",
@@ -32,6 +32,18 @@ DIALOGUE = turns(
     system="너는 지민이다.",
 )
 CHAT = ChatConfig()
+
+
+def check_template(
+    tokenizer: Any,
+    rows: Any,
+    chat: ChatConfig,
+    generation_config: Any = None,
+    max_length: int | None = None,
+    **options: Any,
+) -> list[Finding]:
+    origin, labeled = label_samples(tokenizer, rows, chat, **options)
+    return findings_of(tokenizer, labeled, origin, generation_config, max_length)
 
 
 def failed(

@@ -12,6 +12,11 @@ from trainer.translation.evaluation.quality import reference_stats
 KO, DE = "en-US>ko-KR", "en-US>de-DE"
 
 
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.runs.evaluation.paired.RESAMPLES", 500)
+
+
 def line(number, metricx=5.0, mt="열기", **changes):
     """Return one row of an evaluation dump."""
     return {
@@ -38,7 +43,7 @@ def find_comparison(groups, key, group="all"):
 
 def test_a_policy_against_itself_is_no_difference() -> None:
     lines = [line(n, metricx=n / 3, mt="열기" * (n % 3)) for n in range(20)]
-    for comparison in compare_policies(lines, lines, 200)["all"]:
+    for comparison in compare_policies(lines, lines)["all"]:
         assert comparison.difference == comparison.low == comparison.high == 0, comparison.key
         assert comparison.worse in (0.5, None) and comparison.verdict == ""
 
@@ -47,7 +52,7 @@ def test_a_clear_difference_is_called_by_its_direction() -> None:
     """Check MetricX (lower is better), chrF (higher is better) and a length (neither)."""
     before = [line(n, 8 + n % 5, mt="ab", tokens=9) for n in range(30)]
     after = [line(n, 6 + n % 4, mt="파일을 열기") for n in range(30)]
-    groups = compare_policies(before, after, 500)
+    groups = compare_policies(before, after)
     verdicts = {comparison.key: comparison.verdict for comparison in groups["all"]}
     assert verdicts["metricx_score_mean"] == verdicts["chrf"] == verdicts["bleu"] == "better"
     assert (
@@ -55,7 +60,7 @@ def test_a_clear_difference_is_called_by_its_direction() -> None:
         and find_comparison(groups, "completion_length_mean").high < 0
     )
     assert find_comparison(groups, "metricx_score_mean").worse == 0
-    back = compare_policies(after, before, 500)
+    back = compare_policies(after, before)
     assert (
         find_comparison(back, "metricx_score_mean").verdict
         == find_comparison(back, "chrf").verdict
@@ -68,7 +73,7 @@ def test_a_source_whose_service_failed_is_left_out_and_counted() -> None:
     before, after = [line(n, 6.0) for n in range(12)], [line(n, 4.0) for n in range(12)]
     before[3] |= {"metricx_score": None, "error": "metricx: timeout"}
     after[7] |= {"metricx_score": None, "error_spans": None}
-    groups = compare_policies(before, after, 100)
+    groups = compare_policies(before, after)
     comparison = find_comparison(groups, "metricx_score_mean")
     assert (comparison.sources, comparison.left_out) == (10, 2)
     assert (comparison.first, comparison.second, comparison.difference) == (6.0, 4.0, -2.0)
@@ -89,7 +94,7 @@ def test_few_sources_get_no_interval_and_none_no_figure() -> None:
 def test_chrf_and_bleu_are_those_of_the_corpus() -> None:
     before = [line(n, mt=f"파일 {n}") for n in range(12)]
     after = [line(n, mt=f"파일을 열 {n}") for n in range(12)]
-    groups = compare_policies(before, after, 50)
+    groups = compare_policies(before, after)
     references = [[row["ref"] for row in after]]
     texts = [row["mt"] for row in after]
     expected = sacrebleu.corpus_chrf(texts, references).score
@@ -108,7 +113,7 @@ def test_bleu_counts_as_the_target_language_needs_and_never_over_two() -> None:
         expected = sacrebleu.corpus_bleu([texts[index]], [[references[index]]], tokenize=tokenize)
         assert alone["bleu"] == pytest.approx(expected.score)
     mixed = [line(n, pair=KO if n % 2 else DE) for n in range(4)]
-    groups = compare_policies(mixed, mixed, 10)
+    groups = compare_policies(mixed, mixed)
     assert set(groups) == {"all", KO, DE}
     assert "bleu" not in {comparison.key for comparison in groups["all"]}
     assert find_comparison(groups, "bleu", DE).sources == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,29 +13,22 @@ from trainer.rl.engines.vllm_bodies import (
     TEXT_ROUTE,
     Request,
     UnknownWeights,
+    VLLMTurn,
     completions,
     request,
     version_label,
 )
+from trainer.rl.engines.vllm_weights import Weights
 from trainer.rl.sampler import CompletionFailed
 
 RUN = "owner-run"
 
 
 def make_request(has_labels: bool) -> Request:
-    return request(
-        [1, 2],
-        (),
-        SamplingConfig(max_new_tokens=8, num_samples_per_prompt=1),
-        model="m",
-        version=version_label(RUN, 3),
-        has_labels=has_labels,
-        seed=5,
-        stops=[0],
-        banned_token_ids=(),
-        image_id=None,
-        with_logprobs=False,
-    )
+    gen_cfg = SamplingConfig(max_new_tokens=8, num_samples_per_prompt=1)
+    turn = VLLMTurn([1, 2], (), gen_cfg, seed=5, with_logprobs=False, order=0)
+    weights = Weights("m", Path("weights"), version_label(RUN, 3), 3)
+    return request(turn, weights, has_labels, stops=[0], banned_token_ids=(), image_id=None)
 
 
 def answer(ids: list[int], *spans: tuple[str, int, int]) -> dict[str, Any]:

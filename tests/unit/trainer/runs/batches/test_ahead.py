@@ -73,14 +73,16 @@ def rollout(version: int) -> Rollout:
 
 
 def opened(task: Collecting, tmp_path: Any, staleness: int, engine: str, done: int = 0) -> Any:
-    rl = SimpleNamespace(max_staleness=staleness, num_updates=8)
+    algorithm = SimpleNamespace(makes_own_logprobs=True)
+    rl = SimpleNamespace(
+        max_staleness=staleness, num_updates=8, kl_in="loss", chosen_algorithm=algorithm
+    )
     cfg = SimpleNamespace(
         rl=rl,
         misc=SimpleNamespace(run_dir=str(tmp_path)),
         generation=SimpleNamespace(engine=engine),
         corrects_importance=True,
     )
-    cfg.rl.makes_own_logprobs, cfg.rl.kl_in = True, "loss"
     run = SimpleNamespace(
         cfg=cfg,
         done=done,
