@@ -7,10 +7,11 @@ every file belongs to a box and that the imports between boxes have no cycle.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 from scorekit.command import run_command
 
@@ -152,26 +153,42 @@ def box_of(module: str) -> str:
     return max(matches)[1]
 
 
-def statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield every statement of a file, those in blocks too, and the blocks that hold them.
+class FileStatements(NamedTuple):
+    """The statements of a file that rules are about, those in blocks too.
+
+    imports: also those under TYPE_CHECKING or in a function. functions: name and lines of each.
+    """
+
+    imports: list[ast.Import | ast.ImportFrom]
+    functions: list[tuple[str, int]]
+
+
+@cache
+def statements_of(path: Path) -> FileStatements:
+    """Return the statements of a file, which is read once.
 
     A file has twenty times as many nodes, and expressions hold no import and no `def`.
     """
-    waiting: list[ast.AST] = [tree]
+    statements = FileStatements([], [])
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
-        yield node
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            statements.imports.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            statements.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
             waiting += getattr(node, field, ())
+    return statements
 
 
 def imported_modules(path: Path, path_by_module: Mapping[str, Path]) -> set[str]:
     """Return our modules that a file imports, also under TYPE_CHECKING or in a function."""
     imported = set()
-    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in statements_of(path).imports:
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             imported |= {name if name in path_by_module else str(node.module) for name in names}
     return imported & path_by_module.keys()

@@ -12,11 +12,10 @@ from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tools.import_graph import statements
+from tools.import_graph import statements_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
@@ -111,32 +110,17 @@ def _rule_unit(path: Path) -> str:
     return ".".join(parts[:2] if deep else parts[:1])
 
 
-class Facts(NamedTuple):
-    """Holds what the rules ask of a file. functions: name and lines of each."""
-
-    lines: int
-    imports: set[str]
-    functions: list[tuple[str, int]]
-
-
 @cache
-def _facts(path: Path) -> Facts:
-    text = path.read_text(encoding="utf-8")
-    names, functions = set(), []
-    for node in statements(ast.parse(text)):
+def _imports(path: Path) -> set[str]:
+    """Return the names of ours that a file imports."""
+    names = set()
+    for node in statements_of(path).imports:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert not node.level, f"{path}: relative imports hide what is imported"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
-    project_imports = {name for name in names if name.split(".")[0] in (*PACKAGES, *ON_TOP)}
-    return Facts(text.count("\n"), project_imports, functions)
-
-
-def _imports(path: Path) -> set[str]:
-    return _facts(path).imports
+    return {name for name in names if name.split(".")[0] in (*PACKAGES, *ON_TOP)}
 
 
 def _allowed(unit: str, imported: str) -> bool:
@@ -315,10 +299,10 @@ def test_files_and_functions_stay_small():
     large = []
     for package, paths in FILES.items():
         for path in paths:
-            facts = _facts(path)
-            if facts.lines > 400:
-                large.append(f"{path} has {facts.lines} lines")
-            for name, lines in facts.functions:
+            num_lines = path.read_text(encoding="utf-8").count("\n")
+            if num_lines > 400:
+                large.append(f"{path} has {num_lines} lines")
+            for name, lines in statements_of(path).functions:
                 if lines > 60 and package != "tests":
                     large.append(f"{path}: {name} has {lines} lines")
     assert not large, "\n".join(large)

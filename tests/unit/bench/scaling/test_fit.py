@@ -35,8 +35,9 @@ def test_the_fit_returns_the_costs_that_made_the_runs():
     assert cost.update_s == pytest.approx(COST.update_s, rel=1e-6)
     assert cost.sequence_s == pytest.approx(COST.sequence_s, rel=1e-6)
     for cfg in (*FITTED.values(), replace(BASE, max_staleness=2)):
-        assert predict(cost, cfg) == pytest.approx(predict(COST, cfg), rel=0.01)
-        assert predict(cost, cfg) != pytest.approx(predict(TrainerCost(), cfg), rel=0.05)
+        predicted = predict(cost, cfg)
+        assert predicted == pytest.approx(predict(COST, cfg), rel=0.01)
+        assert predicted != pytest.approx(predict(TrainerCost(), cfg), rel=0.05)
 
 
 def test_costs_are_added_to_those_of_the_settings():
