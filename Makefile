@@ -3,12 +3,14 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-# Test processes side by side, one more than cores, since some wait; 1 where one test is looked at.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+# Test processes side by side, three more than cores, since many tests wait for a deadline; 1 where one test is looked at.
+WORKERS ?= $(shell expr $$(nproc) + 3)
+# The longer tests compute more, and hold larger models.
+LONG_WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
 QUICK = not slow and not vllm and not oracle and not verl and not openenv and not verifiers
 # A file's servers and models are made once. The longest files come first, in tests/e2e.
-PYTEST_LONG = -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST_LONG = -m pytest -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder
 # What `make test-changed` compares with.
 BASE ?= HEAD
 COMPOSE ?= docker compose

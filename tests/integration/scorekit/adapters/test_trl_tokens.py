@@ -144,6 +144,7 @@ def test_an_update_is_that_of_our_trainer(
         assert not recorded.output["tool_mask"][index].any()
 
 
+@pytest.mark.slow
 def test_two_processes_normalize_over_the_batch_of_both(metricx, marking, tmp_path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     module = ["-m", "tests.kits.trainer.trl.rank_tokens", str(tmp_path), metricx, marking]

@@ -69,7 +69,7 @@ def test_a_second_signal_ends_without_waiting():
         _check_shut_down(answers[0])
 
 
-@pytest.mark.parametrize("name", ["metricx", "xcomet"])
+@pytest.mark.parametrize("name", [pytest.param("metricx", marks=pytest.mark.slow), "xcomet"])
 def test_a_model_that_computes_for_clients_that_have_left_does_not_abort_the_end(name):
     """Check a thread that returns from torch at exit: the interpreter would call C++'s
     terminate."""

@@ -10,6 +10,7 @@ import pytest
 from tests.kits.hostile_texts import ROOT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["patterns", "functions"])
 def test_hostile_texts_cost_no_more_than_their_length(group):
     command = [sys.executable, "-m", "tests.integration.scorekit.text.test_linear", group]
