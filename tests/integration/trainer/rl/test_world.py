@@ -139,6 +139,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     """Check a full run with a held-out metric; a second run in the same folder is refused."""
     with (

@@ -309,7 +309,7 @@ def test_what_a_server_refuses_is_told_at_once(policy: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("mode", ["adapters", "labels"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion(
     policy: Path, tmp_path: Path, mode: str, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
