@@ -52,12 +52,16 @@ class ServedRun:
         self.sampler.sync_weights(self.model, len(self.models) - 1)
 
     def update(self) -> None:
-        """Change all trainable weights by a large amount, and send them."""
+        """Move all trainable weights far from those of version 0, and send them.
+
+        They do not grow with the versions: rounding of large logits would be seen as other weights.
+        """
         torch.manual_seed(len(self.models))
+        first = self.models[0].parameters()
         with torch.no_grad():
-            for parameter in self.model.parameters():
+            for parameter, start in zip(self.model.parameters(), first, strict=True):
                 if parameter.requires_grad:
-                    parameter.add_(torch.randn_like(parameter) * 0.5)
+                    parameter.copy_(start + torch.randn_like(parameter) * 0.5)
         self.sync()
 
     def check(self, prompt: SeededPrompt, completion: SampledCompletion) -> None:
