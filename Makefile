@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-# Test processes side by side, three more than cores, since many tests wait for a deadline; 1 where one test is looked at.
-WORKERS ?= $(shell expr $$(nproc) + 3)
+# Test processes side by side, two more than cores, since many wait for a deadline; 1 where one test is looked at.
+WORKERS ?= $(shell expr $$(nproc) + 2)
 # The longer tests compute more, and hold larger models.
 LONG_WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
