@@ -76,6 +76,10 @@ class Invalid:
 
     reason: str
 
+    def __post_init__(self) -> None:
+        if self.reason not in DETAILS:
+            raise ValueError(f"{self.reason!r} is no reason of DETAILS")
+
     @property
     def detail(self) -> str:
         """Return the message that the policy gets."""

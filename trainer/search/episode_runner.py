@@ -78,8 +78,10 @@ class EpisodeRunner:
 
         own_part = trajectories if self.world is None else self.world.own_block(trajectories)
         ids = [trajectory.trajectory_id for trajectory in own_part]
-        now = {"attempt": attempt, "run": self.store.run}
-        finished = {id: stored[id].model_copy(update=now) for id in ids if stored and id in stored}
+        fields = {"attempt": attempt, "run": self.store.run}
+        finished = {
+            id: stored[id].model_copy(update=fields) for id in ids if stored and id in stored
+        }
         error: ScorekitError | None = None
         try:
             self._submit(finished.values())

@@ -169,6 +169,15 @@ class VLLMServer:
         body = {"model": model, "token_ids": [1], "sampling_params": sampling}
         try:
             await self.ask("GET", "/is_paused")
+        except VLLMError as error:
+            if is_away(error):
+                raise
+            if error.status in (
+                403,
+                404,
+            ):  # there is no such route; another error says nothing of it
+                return False
+        try:
             answer = await self.ask("POST", IDS_ROUTE, body)
         except VLLMError as error:
             if is_away(error):

@@ -47,7 +47,7 @@ def read_turns(
 def held_out_turns(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
     """Return the turns to evaluate on, whose prompt fits; none if the config names none."""
     turns = load_held_out(cfg.data, cfg.eval.eval_limit)
-    return drop_overlong("data.eval", turns, cfg, tokenizer) if turns else []
+    return drop_overlong("data.eval", turns, cfg, tokenizer)
 
 
 def drop_overlong(
@@ -55,8 +55,10 @@ def drop_overlong(
 ) -> list[RoleplayTurn]:
     """Return the turns whose prompt has at most data.max_prompt_length tokens.
 
-    Raises UserError if none remains, or if the config refuses the others.
+    Raises UserError if none of them remains, or if the config refuses the others.
     """
+    if not turns:
+        return []
     lengths = [len(ids) for ids in prompt_ids(turns, tokenizer, cfg)]
     limit = cfg.data.max_prompt_length or max(lengths)
     accepted = [turn for turn, length in zip(turns, lengths, strict=True) if length <= limit]

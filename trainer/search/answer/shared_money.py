@@ -28,7 +28,7 @@ _PAUSE_S = (0.02, 0.5)
 
 
 class Account(BaseModel):
-    """Holds what a run has spent and reserved, by server: calls and tokens count, not `money`.
+    """Holds what a run has spent and reserved, by server, in calls and tokens.
 
     in_flight: calls with a reservation. writer: of this version, so that no two are equal.
     """
@@ -40,7 +40,8 @@ class Account(BaseModel):
 
     def count(self, server: str, charge: ApiUsage) -> None:
         """Add the usage of calls to what is spent."""
-        self.spent[server] = sum_charges([self.spent.get(server, ApiUsage()), charge])
+        total = sum_charges([self.spent.get(server, ApiUsage()), charge])
+        self.spent[server] = priced(total, None)  # readers price it
 
     def reserve(self, server: str, prompt: int, completion: int, calls: int = 1) -> None:
         """Reserve tokens for a call; negative numbers release them."""

@@ -70,10 +70,10 @@ def make_budget(
             episodes, turns = episodes + n_agent, turns + n_agent * max_turns
             result.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
     rows = len(result.rows)
-    equal = f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these"
+    budget_text = f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these"
     plans = [
         BudgetPlan("this budget", rows, episodes, turns),
-        _equal(equal, rows, budget_cfg),
+        _equal(budget_text, rows, budget_cfg),
         _equal("the same for the mastered ones, too", len(prompts), budget_cfg),
     ]
     extra: dict[str, Any] = {

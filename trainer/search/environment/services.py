@@ -42,6 +42,11 @@ class EnvironmentServices:
     stream: RewardStream
     episodes: EpisodeLog
 
+    @property
+    def index_revision(self) -> str:
+        """Return the revision of the retriever's index."""
+        return self.tools.index_revision()
+
     def raise_if_broken(self) -> None:
         """Raise an error that concerns all episodes: the index changed, or a user's mistake."""
         if self.retriever.error is not None:

@@ -175,12 +175,14 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     ]
     if not severities_by_segment:
         return []
-    every = [severity for severities in severities_by_segment for severity in severities]
+    severities_of_all = [
+        severity for severities in severities_by_segment for severity in severities
+    ]
     counts = []
-    for severity in (*SEVERITIES, *sorted(set(every).difference(SEVERITIES))):
-        spans = every.count(severity)
+    for severity in (*SEVERITIES, *sorted(set(severities_of_all).difference(SEVERITIES))):
+        spans = severities_of_all.count(severity)
         segments = sum(severity in severities for severities in severities_by_segment)
-        share = spans / len(every) if every else None
+        share = spans / len(severities_of_all) if severities_of_all else None
         counts.append(SeverityCount(severity, spans, share, segments, len(severities_by_segment)))
     return counts
 

@@ -201,3 +201,8 @@ def test_a_tag_that_never_ends_takes_no_time(tag) -> None:
 def test_a_box_is_read_as_it_was_written(sides) -> None:
     text = f"<think>.</think><bbox>[{', '.join(map(str, sides))}]</bbox>"
     assert parse(text) == Crop(tuple(map(float, sides)))
+
+
+def test_a_reason_without_a_message_for_the_policy_is_refused_at_once():
+    with pytest.raises(ValueError, match="'tpyo' is no reason"):
+        Invalid("tpyo")

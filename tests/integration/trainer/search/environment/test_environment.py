@@ -58,7 +58,7 @@ def test_the_demo_s_questions_give_what_our_trainer_gives(
     assert len(records) == -(-50 // every)
     assert all(record["status"] == "ok" for record in records)
     assert {record["end"] for record in records} == {"complete", "forced", "declined"}
-    assert len({record["reward"] for record in records}) > 3
+    assert len({record["reward"] for record in records}) > (5 if every == 1 else 3)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_fuzzed_turns_give_what_our_trainer_gives(
     assert sum(len(texts) for _, texts in turns) == 6 * num_episodes
     assert records == expected
     images = [message for record in records for message in record["messages"] if message[2]]
-    assert len(images) > num_episodes / 5
+    assert len(images) > num_episodes / 4.2
 
 
 @pytest.mark.parametrize("failure", FAULTS)
