@@ -83,12 +83,14 @@ def put_unsynced(temporary: Path, path: Path) -> None:
 def with_path_in_error(path: Path) -> Iterator[None]:
     """Raise an OSError that names `path` if the disk is full while it is written.
 
-    The library's own error names no file, or the temporary one."""
+    The library's own error names no file, or a temporary one. One that names another file stays.
+    """
     try:
         yield
     except Exception as error:
         number = _disk_full_error(error)
-        if number is None:
+        name = getattr(error, "filename", None)
+        if number is None or (name and not any(map(_TEMPORARY_NAME.fullmatch, Path(name).parts))):
             raise
         raise OSError(number, os.strerror(number), str(path)) from None
 

@@ -62,7 +62,7 @@ def _linear_seed(seed: int, step: int, rank: int = 0) -> int:
 
 
 def _prompt_seed(seed: int, index: int) -> int:
-    """Return a seed of 63 bits. A prompt's samples count up from it, so prompts are far apart."""
+    """Return a seed below 2**63. A prompt's samples count up from it, so prompts are far apart."""
     return _digest(f"{seed}:{index}") >> 2
 
 

@@ -169,7 +169,8 @@ async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any
 def _read_results(
     name: str, info: Info, task: str | None, path: Path, translations: Sequence[JudgedTranslation]
 ) -> MetricScores:
-    higher_is_better = (info.tasks or {}).get(task or "", info).higher_is_better
+    described = info.tasks[task] if task is not None and info.tasks else info
+    higher_is_better = described.higher_is_better
     scores = MetricScores(name, info.model, higher_is_better, [], [], {})
     for number, row in RowFile(path).rows((), None):
         _add(scores, row, len(translations[number - 1].mt), f"{path}, line {number}")

@@ -204,7 +204,9 @@ class _Client:
             async for attempt in self._server.tries(deadline):
                 with attempt:
                     outcome_by_search.update(await self._search_once(missing, top_k, deadline))
-                    missing = [s for s in missing if is_transient(outcome_by_search[s])]
+                    missing = [
+                        search for search in missing if is_transient(outcome_by_search[search])
+                    ]
                     if missing:
                         message = f"{self._base}: searches had transient errors"
                         raise RequestError("unavailable", message)

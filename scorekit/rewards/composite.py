@@ -290,7 +290,10 @@ class _Call:
         bad = await self._bad_source_indices(key, configs, outcomes_by_index)
         outcomes = [outcomes_by_index.get(index, outcome) for index, outcome in enumerate(outcomes)]
         return {
-            name: [_component(config, o, bad.get(index)) for index, o in enumerate(outcomes)]
+            name: [
+                _component(config, outcome, bad.get(index))
+                for index, outcome in enumerate(outcomes)
+            ]
             for name, config in zip(names, configs, strict=True)
         }
 

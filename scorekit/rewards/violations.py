@@ -22,8 +22,10 @@ from scorekit.text.rules import Pair, length_band
 
 #: Languages that a policy may produce, besides source and target. Few closely related ones are
 #: here: the identifier confuses those in short texts.
-_OTHERS = "en zh ja ko de fr es pt it ru ar hi th vi id tr pl"
-OTHER_LANGUAGES = tuple(_OTHERS.split())
+OTHER_LANGUAGES = (
+    *("en", "zh", "ja", "ko", "de", "fr", "es", "pt", "it"),
+    *("ru", "ar", "hi", "th", "vi", "id", "tr", "pl"),
+)
 
 #: Source, translation, and their languages.
 Violation = Callable[[str, str, str, str], float]

@@ -287,7 +287,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
 
 
 #: Fields of a description that `GET /v1/info` has as they are.
-_DESCRIBED = ("model", "revision", "tokenizer", "dtype", "device", "max_input_length")
+_DESCRIPTION_FIELDS = ("model", "revision", "tokenizer", "dtype", "device", "max_input_length")
 
 
 def _info(service: ScoringService) -> BaseModel:
@@ -297,7 +297,7 @@ def _info(service: ScoringService) -> BaseModel:
     return service.endpoint.info(
         {
             "service": service.backend.service,
-            **{name: getattr(description, name) for name in _DESCRIBED},
+            **{name: getattr(description, name) for name in _DESCRIPTION_FIELDS},
             "max_samples": service.settings.max_samples,
             "max_body_bytes": service.settings.max_body_bytes,
             "versions": description.versions | scorekit_version,

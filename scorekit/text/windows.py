@@ -94,7 +94,7 @@ def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], max_size: int)
     """
     count = len(sizes)
     columns = zip(*empties, strict=True)
-    filled = [list(accumulate((not empty for empty in c), initial=0)) for c in columns]
+    filled = [list(accumulate((not empty for empty in column), initial=0)) for column in columns]
     filled = [sums for sums in filled if sums[-1]]  # a text that is always empty does not count
     totals = list(accumulate(sizes, initial=0))
     best: list[tuple[int, int, int]] = [(0, 0, 0)]

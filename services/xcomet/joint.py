@@ -115,7 +115,7 @@ class Unified(CometBase):
                 cut_flags[k] = cut_flags[k] or (excess > 0 and bool(ids[k]))
                 excess -= len(ids[k]) + self._separators
         if options.overlong == "error" and any(cut_flags):
-            longest = sum(read.total + 2 for read in tokenized.values())  # uncut, with special ones
+            longest = sum(read.total + 2 for read in tokenized.values())  # with special tokens
             return SampleError("overlong", f"{longest} tokens, limit {limit}")
         rows = [row[:limit] for row in full_rows]
         edge = [(0, 0)]

@@ -17,7 +17,7 @@ from synth.reasons import Reason, RuleCode
 from synth.record import source_id
 from synth.sources.madlad import Document, SourceFile, peek_newlines, read_documents
 from synth.sources.measure import make_measure
-from synth.sources.parts import Part, PartCounts, PartWriter, writing
+from synth.sources.parts import Part, PartCounts, PartWriter, open_part_writer
 from synth.sources.sampling import TYPES, BottomK, bucket_of, prioritise
 from synth.sources.segment import Segment, find_blobs, find_segments, mode_code, whole_text
 from synth.sources.source_language import SourceLanguage
@@ -78,7 +78,7 @@ class Ingest:
         documents = read_documents(file, counts.note_broken)
         newlines, documents = peek_newlines(itertools.islice(documents, max_documents))
         counts.newlines = newlines if self._cfg.data.newlines == "auto" else self._cfg.data.newlines
-        with writing(part) as writer, _rarely_collected():
+        with open_part_writer(part) as writer, _rarely_collected():
             while batch := list(itertools.islice(documents, _BATCH)):
                 counts.documents += len(batch)
                 for source, identity, length in self._measured(self._sources(batch, counts)):

@@ -86,8 +86,8 @@ class Part:
 
 
 @contextmanager
-def writing(part: Part) -> Iterator[PartWriter]:
-    """Write the files of a part; they get their final names at the end of the block."""
+def open_part_writer(part: Part) -> Iterator[PartWriter]:
+    """Yield the writer of a part's files, which get their final names at the end of the block."""
     with (
         atomic_writer(part.texts, alone=True) as texts,
         atomic_writer(part.entries, alone=True) as entries,

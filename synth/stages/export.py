@@ -81,8 +81,8 @@ class Export(GlobalStage):
             (stage.name for stage in self.previous_stages), ctx.out_dir, ctx.fallback_dir
         )
         write_manifest(staging / "manifest.json", ctx, files, counts, manifest["digest"])
-        read = corpus(ctx, counts[0].stage)
-        write_atomic(staging / "README.md", card(ctx.cfg, counts, files, read))
+        corpus_counts = corpus(ctx, counts[0].stage)
+        write_atomic(staging / "README.md", card(ctx.cfg, counts, files, corpus_counts))
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
         for path in staging.iterdir():
             if path.name not in names:

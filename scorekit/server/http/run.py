@@ -215,7 +215,7 @@ def _allow_many_connections() -> None:
 
 
 def _max_connections() -> int:
-    """Return how many connections fit the limit of open files, with the reserve and other files."""
+    """Return how many connections fit the limit of open files, besides the reserve and others."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS

@@ -77,8 +77,12 @@ class Windowed:
         """Score the windows of all samples, in several batches if they are too many."""
         if not any(isinstance(encoded.payload, WindowedSample) for encoded in batch):
             return self._inner.forward(batch)
-        samples = [e.payload if isinstance(e.payload, WindowedSample) else None for e in batch]
-        groups = [s.windows if s else [e] for s, e in zip(samples, batch, strict=True)]
+        payloads = [encoded.payload for encoded in batch]
+        samples = [value if isinstance(value, WindowedSample) else None for value in payloads]
+        groups = [
+            sample.windows if sample else [encoded]
+            for sample, encoded in zip(samples, batch, strict=True)
+        ]
         windows = [window for group in groups for window in group]
         outcomes: dict[int, Outcome] = {}
         sizes = [(window.length, window.rows) for window in windows]

@@ -116,7 +116,7 @@ def _certainly_missing(
 
 
 def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
-    """Yield numbers of the translation that equal the source's by the other decimal mark only."""
+    """Yield numbers that equal the source's if the decimal mark is the other language's."""
     values = {number.values[0] for number in src.numbers if number.values}
     for number in mt.numbers:
         is_other = number.values[:1] and number.values[0] not in values

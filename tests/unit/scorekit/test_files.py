@@ -143,6 +143,24 @@ def test_a_model_can_be_read_by_whoever_can_read_its_folder(tmp_path: Path) -> N
     assert modes == {open_to_all: {0o644}, private: {0o600}}
 
 
+def test_a_full_disk_elsewhere_keeps_the_name_of_its_own_file(tmp_path: Path) -> None:
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/cache/blob.incomplete")
+    with (
+        pytest.raises(OSError) as caught,
+        atomic_writer(tmp_path / "a"),
+        atomic_writer(tmp_path / "b"),
+    ):
+        raise elsewhere
+    assert caught.value is elsewhere
+    with (
+        pytest.raises(OSError) as caught,
+        atomic_writer(tmp_path / "a"),
+        atomic_writer(tmp_path / "b"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "b")
+
+
 def test_a_full_disk_is_told_with_the_name_that_the_file_was_to_have(tmp_path: Path) -> None:
     write_atomic(tmp_path / "a", "old")
     with pytest.raises(OSError) as caught, full_disk(9):

@@ -47,7 +47,7 @@ _TORCHRUN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 class StepFailed(UserError):
     """A step failed; the loop exits with its exit code."""
 
-    def __init__(self, message: str, code: int) -> None:
+    def __init__(self, message: str, code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = code
 

@@ -11,7 +11,7 @@ from scorekit.errors import UserError
 from synth.context import StageContext
 from synth.sources import ingest
 from synth.sources.ingest import Ingest
-from synth.sources.parts import Part
+from synth.sources.parts import Part, PartWriter
 from synth.storage.store import ShardWriter, StageFolder, read_records
 from tests.kits.synth.sample_sources import (
     config,
@@ -80,11 +80,18 @@ def killed_run(cfg, kind, method, calls):
     assert child.exitcode == 9
 
 
-def test_a_killed_run_keeps_the_files_it_has_finished(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "method", "calls", "left"),
+    [(Part, "set_counts", 2, [2, 3]), (PartWriter, "write", 1, [0, 1, 2, 3])],
+    ids=["after a part", "within a part"],
+)
+def test_a_killed_run_keeps_the_files_it_has_finished(
+    tmp_path, monkeypatch, kind, method, calls, left
+):
     files = shards(tmp_path)
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
-    killed_run(cfg, Part, "set_counts", 2)
+    killed_run(cfg, kind, method, calls)
     read = []
     reader = Ingest.read
 
@@ -96,10 +103,10 @@ def test_a_killed_run_keeps_the_files_it_has_finished(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="give --resume or --overwrite"):
         run(cfg)
     run(cfg, resume=True)
-    assert read == [2, 3]
+    assert read == left
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
     run(cfg, resume=True)
-    assert read == [2, 3]
+    assert read == left
 
 
 @pytest.mark.parametrize("commits", [0, 2])
