@@ -54,6 +54,20 @@ FRAGMENTS = frozenset(
 )
 
 
+#: Nodes that bind a name, or have a docstring.
+_LOOKED_AT = (
+    ast.Name,
+    ast.arg,
+    ast.Attribute,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Module,
+    ast.ExceptHandler,
+    ast.MatchAs,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A banned name or a fragment: its file relative to the root, its line, and the word."""
@@ -84,6 +98,8 @@ def find_all(file: Path) -> Iterator[Finding]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     path, banned = file.relative_to(ROOT), banned_names()
     for node in ast.walk(tree):
+        if not isinstance(node, _LOOKED_AT):  # most nodes are others
+            continue
         for name, line in _bound_names(node):
             if name in banned:
                 yield Finding(path, line, name, False)
