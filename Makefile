@@ -97,7 +97,7 @@ demo-loop: setup ## rounds of that searcher: wrong references found, what is har
 
 # Two runs side by side, since each loads only what its own tests import. As many processes as cores in all: these
 # tests wait for nothing.
-UNIT_TRAINER = $(addprefix tests/unit/,bench demo evidence synth trainer)
+UNIT_TRAINER = $(addprefix tests/unit/,bench demo evidence synth tools trainer)
 test-unit: setup ## the pure tests: no server, no training (a minute on 2 cores)
 	@half=$$(($$(nproc) / 2)); [ $$half -gt 1 ] || half=0; mkdir -p runs; \
 	$(PY) -m pytest -n $$half --dist worksteal $(UNIT_TRAINER) >runs/test-unit.log 2>&1 & trainer=$$!; \
