@@ -11,7 +11,6 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scorekit.text import alignment
 from scorekit.text.alignment import align
 from scorekit.text.sentences import sentence_starts
 from scorekit.text.windows import add_context, common_boundaries, halve, pack, refine
@@ -206,18 +205,3 @@ def test_a_translation_without_marked_ends_of_sentences_is_cut_into_as_many():
         wide = [expected[0], *expected[2::3], expected[-1]]  # near the correct position
         assert _agree(borders, wide) > 0.8
         assert all(b[position - 1] == " " for _, position in borders[1:-1])
-
-
-def test_long_documents_take_no_more_than_their_length(monkeypatch):
-    """Check the number of compared sentence lengths.
-
-    All pairs would be three times as many; texts ten times as long need no more.
-    """
-    compared = []
-    real = alignment._mismatch
-    monkeypatch.setattr(alignment, "_mismatch", lambda *sizes: compared.append(1) or real(*sizes))
-    left, right = "Rice grew. " * 9_000, "Der Reis. " * 8_000
-    borders = align(left, right)
-    _ascends(borders, (left, right))
-    assert len(borders) > 500
-    assert len(compared) < 30 * alignment._MAX_PAIRS

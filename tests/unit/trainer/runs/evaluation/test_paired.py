@@ -11,7 +11,6 @@ import pytest
 from trainer.runs.evaluation.paired import (
     bootstrap_differences,
     paired_standard_error,
-    percentile_interval,
 )
 
 
@@ -31,19 +30,6 @@ def test_the_spread_of_the_draws_is_that_of_the_mean() -> None:
     draws = bootstrap_differences(paired(differences), partial(mean, count=80), 20_000)
     assert draws.std() == pytest.approx(differences.std() / math.sqrt(80), rel=0.02)
     assert draws.mean() == pytest.approx(differences.mean(), abs=0.01)
-
-
-def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
-    """Check coverage over 300 samples of a normal mean: 95 % within three deviations (the
-    percentile interval is slightly too narrow at 60 sources)."""
-    random = np.random.default_rng(5)
-    num_covered = 0
-    for _ in range(300):
-        differences = random.normal(0.3, 1.0, size=60)
-        draws = bootstrap_differences(paired(differences), partial(mean, count=60), 400)
-        low, high = percentile_interval(draws)
-        num_covered += bool(low <= 0.3 <= high)
-    assert 0.90 <= num_covered / 300 <= 0.985
 
 
 def test_the_standard_error_of_paired_differences() -> None:
