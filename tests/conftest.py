@@ -73,9 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage of the tests, seldom, and leave out what was loaded for them."""
+    """Collect garbage of the tests, and leave out what was loaded for them."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 
