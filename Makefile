@@ -107,7 +107,7 @@ test-unit: setup ## the pure tests: no server, no training (a minute on 2 cores)
 test-changed: setup ## the tests of what differs from a commit (BASE=HEAD), by name and by imports
 	tests="$$($(PY) -m tools.tests_of --changed --base $(BASE))"; $(PY) $(PYTEST_MANY) -m "$(QUICK)" $$tests
 
-test: setup ## every test that takes seconds (14 minutes on 2 cores)
+test: setup ## every test that takes seconds (15 minutes on 2 cores)
 	$(PY) $(PYTEST_MANY) -m "$(QUICK)"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
