@@ -172,10 +172,7 @@ class VLLMServer:
         except VLLMError as error:
             if is_away(error):
                 raise
-            if error.status in (
-                403,
-                404,
-            ):  # there is no such route; another error says nothing of it
+            if error.status in (403, 404):  # no such route; another error does not say so
                 return False
         try:
             answer = await self.ask("POST", IDS_ROUTE, body)
