@@ -54,18 +54,7 @@ FRAGMENTS = frozenset(
 )
 
 
-#: Nodes that bind a name, or have a docstring.
-_LOOKED_AT = (
-    ast.Name,
-    ast.arg,
-    ast.Attribute,
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Module,
-    ast.ExceptHandler,
-    ast.MatchAs,
-)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +87,19 @@ def find_all(file: Path) -> Iterator[Finding]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     path, banned = file.relative_to(ROOT), banned_names()
     for node in ast.walk(tree):
-        if not isinstance(node, _LOOKED_AT):  # most nodes are others
-            continue
         for name, line in _bound_names(node):
             if name in banned:
                 yield Finding(path, line, name, False)
-        text = _docstring(node)
-        if text and text.split()[0].strip("`,.:") in FRAGMENTS:
-            yield Finding(path, node.body[0].lineno, text.split("\n")[0], True)  # type: ignore[attr-defined]
+        if isinstance(node, _DOCUMENTED):
+            text = ast.get_docstring(node)
+            if text and text.split()[0].strip("`,.:") in FRAGMENTS:
+                yield Finding(path, node.body[0].lineno, text.split("\n")[0], True)
 
 
 def docstring_count(file: Path) -> int:
     """Return how many docstrings a file has."""
-    return sum(bool(_docstring(n)) for n in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-
-
-def _docstring(node: ast.AST) -> str | None:
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    return ast.get_docstring(node) if isinstance(node, documented) else None
+    nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return sum(isinstance(n, _DOCUMENTED) and bool(ast.get_docstring(n)) for n in nodes)
 
 
 def _bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
