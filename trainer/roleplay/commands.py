@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from scorekit.errors import UserError
 from trainer.roleplay.config import RoleplayConfig
@@ -39,7 +38,7 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     from trainer.roleplay.rendering import open_tokenizer
     from trainer.roleplay.training.launcher import embedder_of
     from trainer.roleplay.training.preflight import held_out_turns
-    from trainer.runs.cli.tables import paired_table, report_table
+    from trainer.runs.cli.results import print_evaluation
 
     tokenizer = open_tokenizer(cfg)
     outcome = run_evaluation(
@@ -50,12 +49,7 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
         against,
         overwrite=overwrite,
     )
-    Console().print(report_table(table(), outcome.evaluation.stats))
-    typer.echo(f"report: {outcome.page}")
-    if outcome.earlier is not None and outcome.groups is not None:
-        typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
-        Console().print(paired_table(outcome.groups["all"]))
-        typer.echo(f"comparison: {outcome.comparison}")
+    print_evaluation(outcome, table(), "")
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
@@ -42,7 +41,7 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: not set. Give a file of held-out questions.")
-    from trainer.runs.cli.tables import paired_table, report_table
+    from trainer.runs.cli.results import print_evaluation
     from trainer.search.evaluation.run import run_evaluation
     from trainer.search.evaluation.stats import table
 
@@ -50,18 +49,9 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     for result in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {result.name}")
-        Console().print(report_table(table(), result.evaluation.stats))
-        typer.echo(f"report: {result.page}")
+        print_evaluation(result, table(), "all questions", left_out="document ")
         if not result.evaluation.stats["reward_coverage"]:
             unscored.append(result.name)
-        if result.earlier is None or result.groups is None:
-            continue
-        typer.echo(f"A: {result.earlier.policy}\nB: {result.evaluation.policy}")
-        for name, stats in result.groups.items():
-            if not name.startswith("document "):  # there may be many: they are on the page
-                typer.echo("all questions" if name == "all" else name)
-                Console().print(paired_table(stats))
-        typer.echo(f"comparison: {result.comparison}")
     if unscored:
         typer.echo(f"no episode has a reward: {', '.join(unscored)}", err=True)
     return 3 if unscored else 0

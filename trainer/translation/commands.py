@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from scorekit.errors import UserError
 from trainer.translation.config import TranslationConfig
@@ -33,23 +32,14 @@ def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) ->
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: required. Set the examples to translate")
-    from trainer.runs.cli.tables import paired_table, report_table
+    from trainer.runs.cli.results import print_evaluation
     from trainer.translation.evaluation.run import run_evaluation
     from trainer.translation.evaluation.stats import table
 
     for outcome in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {outcome.name}")
-        stats = outcome.evaluation.stats
-        Console().print(report_table(table(stats), stats))
-        typer.echo(f"report: {outcome.page}")
-        if outcome.earlier is None or outcome.groups is None:
-            continue
-        typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
-        for name, paired_stats in outcome.groups.items():
-            typer.echo("all sources" if name == "all" else name)
-            Console().print(paired_table(paired_stats))
-        typer.echo(f"comparison: {outcome.comparison}")
+        print_evaluation(outcome, table(outcome.evaluation.stats), "all sources")
     return 0
 
 

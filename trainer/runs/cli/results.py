@@ -1,8 +1,8 @@
-"""Print the results of a training run, for `python -m trainer train`."""
+"""Print the results of `python -m trainer train` and `evaluate`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.runs.artifacts import Artifacts
+from trainer.runs.cli.tables import paired_table, report_table
+from trainer.runs.evaluation.files import EvaluationOutcome
+from trainer.runs.stats import StatSpec
 
 
 def print_results(
@@ -39,3 +42,29 @@ def print_results(
     if artifacts.stopped:
         typer.echo(f"stopped: {artifacts.stopped}", err=True)
     return artifacts.exit_code
+
+
+def print_evaluation(
+    outcome: EvaluationOutcome,
+    rows: Sequence[StatSpec],
+    all_heading: str,
+    left_out: str | None = None,
+) -> None:
+    """Print the results for one set, and the comparison with another policy if there is one.
+
+    rows: the statistics to show.
+    all_heading: stands above the comparison of all samples; "" for no heading.
+    left_out: groups whose name begins so stand on the page only, as there may be many.
+    """
+    Console().print(report_table(rows, outcome.evaluation.stats))
+    typer.echo(f"report: {outcome.page}")
+    if outcome.earlier is None or outcome.groups is None:
+        return
+    typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
+    for name, paired_stats in outcome.groups.items():
+        if left_out is not None and name.startswith(left_out):
+            continue
+        if heading := all_heading if name == "all" else name:
+            typer.echo(heading)
+        Console().print(paired_table(paired_stats))
+    typer.echo(f"comparison: {outcome.comparison}")
