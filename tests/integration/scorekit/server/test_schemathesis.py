@@ -40,7 +40,7 @@ _NOT_BLANK = (
         (FakeBackend("metricx"), "coverage,fuzzing", 6),
         (FakeBackend("xcomet"), "fuzzing", 6),
         (FakeEmbedder(), "coverage,fuzzing", 5),
-        (FakeRetriever(), "coverage,fuzzing", 9),
+        pytest.param(FakeRetriever(), "coverage,fuzzing", 9, marks=pytest.mark.slow),
     ],
     ids=lambda name: getattr(name, "service", None),
 )

@@ -19,6 +19,7 @@ def test_hostile_texts_cost_no_more_than_their_length(group):
     assert len(done.stdout.splitlines()) > 10
 
 
+@pytest.mark.slow
 def test_a_quadratic_pattern_is_found_out():
     for bad in (r"\b[\w.+-]+@\w+", r":[a-z][\w:]*:(?=`)", r"\{\s*\w*\s*\}", r"[.!]+(?=\s)"):
         command = f"""

@@ -70,7 +70,14 @@ def error_line(done) -> str:
     return error_lines[0]
 
 
-@pytest.mark.parametrize("max_file_bytes", [300, 9_000, 60_000])
+@pytest.mark.parametrize(
+    "max_file_bytes",
+    [
+        300,
+        pytest.param(9_000, marks=pytest.mark.slow),
+        pytest.param(60_000, marks=pytest.mark.slow),
+    ],
+)
 def test_a_disk_without_room_ends_the_run_in_a_line_and_room_lets_it_go_on(
     max_file_bytes,
     finished,

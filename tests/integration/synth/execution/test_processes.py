@@ -111,6 +111,7 @@ def test_a_mistake_ends_all_in_one_line(tmp_path, teacher, metricx):
         start(cfg)
 
 
+@pytest.mark.slow
 def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)

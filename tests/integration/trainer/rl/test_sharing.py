@@ -38,7 +38,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return results(tmp_path_factory.mktemp("one"), 1)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def processes(
     request: pytest.FixtureRequest,
     one_process: dict[str, Any],
