@@ -107,7 +107,7 @@ test-unit: setup ## the pure tests: no server, no training (a minute on 2 cores)
 test-changed: setup ## the tests of what differs from a commit (BASE=HEAD), by name and by imports
 	tests="$$($(PY) -m tools.tests_of --changed --base $(BASE))"; $(PY) $(PYTEST_MANY) -m "$(QUICK)" $$tests
 
-test: setup ## every test that takes seconds (15 minutes on 2 cores)
+test: setup ## every test that takes seconds (10 minutes on 2 cores)
 	$(PY) $(PYTEST_MANY) -m "$(QUICK)"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
@@ -131,8 +131,9 @@ test-verifiers: setup env-verifiers ## our tasks for verifiers, in its own loade
 test-docs: docs ## the site, its pages, and every command of the tutorials (4 minutes)
 	$(PY) $(PYTEST_MANY) tests/e2e/test_tutorials.py tests/unit/test_docs.py tests/unit/test_docs_style.py tests/unit/tools/docs
 
-test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side: one waits while another works
+test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side, and property tests with many examples
 	$(PY) $(PYTEST_LONG) -m "not ($(QUICK))"
+	$(PY) $(PYTEST_MANY) --hypothesis-profile many -m "hypothesis and $(QUICK)"
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any
@@ -166,7 +167,7 @@ format: setup ## let ruff mend what it can
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-lock: setup ## resolve every dependency anew and write constraints.txt
+lock: setup ## resolve every dependency anew and write constraints.txt, and the hashes of what images install
 	$(PY) -m tools.lock
 
 check-resolution: setup ## constraints.txt can be installed under Python 3.11, 3.12 and 3.13

@@ -294,7 +294,7 @@ def run(
 ) -> list[Measurement]:
     """Run a script: measure, show the table, write the JSON."""
     quick = parse_quick(description)
-    with clean_exit():
+    with clean_exit(stdout="log"):
         measurements = measure(name, quick, ask)
         Console().print(table(measurements))
     return measurements

@@ -6,9 +6,13 @@ documentation (demo/data). There is one rate for each rule of synthesis and dire
 interval (Wilson, 95 %), and one for all rules of the judge.
 The bad ones: in pairs with a number in digits, one number of the translation is changed or left
 out; there are more kinds of wrong numbers (bench/synth/numbers.py), with the share that only a
-judge, if there is one, can find. For texts that chat models add (tests/data/chatter), the share
-that is caught is given by kind, for the half that the rules were written with and for the half that
-was read only afterwards.
+judge, if there is one, can find. True pairs have few units, times and bounds, so pairs of these are
+made, right and wrong ones (bench/synth/quantities.py).
+For texts that chat models add (tests/data/chatter), the share that is caught is given by kind, for
+the half that the rules were written with and for the half that was read only afterwards.
+Words of other scripts, and what broken programs leave, are planted into true pairs
+(bench/synth/planted.py). Short everyday English is measured with its own two halves
+(tests/data/everyday).
 Then the share of texts in other languages that passes, by length and direction: the source itself
 as its translation, and texts of a third language (tests/data/ui_seven.jsonl).
 
@@ -27,8 +31,17 @@ from itertools import permutations
 from typing import NamedTuple
 
 from bench.common import ROOT, Measurement, quiet_logs, run
+from bench.synth import quantities
 from bench.synth.chatter import HALVES, chatter
 from bench.synth.numbers import KINDS, OUTCOMES, outcomes, spoil
+from bench.synth.planted import (
+    DEBRIS,
+    everyday,
+    everyday_others,
+    with_debris,
+    with_source_script,
+    with_third_script,
+)
 from scorekit.text.numbers import expected_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
@@ -86,6 +99,7 @@ LENGTHS = ((10, 20), (20, 30), (30, 60), (60, 10_000))
 MOST_COPIES = 1.0  # per cent that may pass
 MOST_THIRDS = 2.0
 MOST_OF_A_SET = 2_000
+MOST_PLANTED = 500
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
@@ -105,9 +119,47 @@ def _rejected(quick: bool) -> Iterator[Measurement]:
             long = [
                 pair for pair in tested_pairs if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS
             ]
-            yield from _synthesis(name, [Pair(*pair, source, target) for pair in long])
+            pairs = [Pair(*pair, source, target) for pair in long]
+            yield from _synthesis(name, pairs)
+            yield from _planted(name, pairs)
+    yield from _made_numbers(20 if quick else 200)
     for half in HALVES:
         yield from _chatter(half)
+    yield from _everyday()
+
+
+def _planted(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
+    """Yield the share of pairs that are rejected, and doubted, with a word of another script or
+    with debris."""
+    pairs = pairs[:MOST_PLANTED]
+    kinds = {
+        "a word of a third script": with_third_script(pairs),
+        "a word of the source": with_source_script(pairs),
+    } | {kind: with_debris(pairs, kind) for kind in DEBRIS}
+    for kind, planted in kinds.items():
+        if not planted:  # the kind does not fit this language, or a quick run has few pairs
+            continue
+        verdicts = [check_rules(pair, RuleConfig(), has_judge=True) for pair in planted]
+        codes = {RuleCode.THIRD_SCRIPT, RuleCode.DEBRIS}
+        rejected = sum(bool(codes & {*verdict.failed}) for verdict in verdicts)
+        doubted = sum(bool(codes & {*verdict.doubtful}) for verdict in verdicts)
+        is_certain = kind == "a word of a third script"
+        min_percent = 95.0 if is_certain else None
+        yield _share(f"{kind}, rejected: {name}", rejected, len(planted), at_least=min_percent)
+        yield _share(f"{kind}, doubted: {name}", doubted, len(planted))
+
+
+def _everyday() -> Iterator[Measurement]:
+    """Yield the share of short everyday texts that `wrong_language` rejects without a judge."""
+    rule = RULES[RuleCode.WRONG_LANGUAGE]
+    for half in HALVES:
+        pairs = list(everyday(half))
+        count = sum(rule(pair, RuleConfig()) is not None for pair in pairs)
+        yield _share(f"wrong_language: everyday English, {half}", count, len(pairs))
+    other_pairs = list(everyday_others())
+    count = sum(bool(check_rules(pair, RuleConfig()).failed) for pair in other_pairs)
+    question = "everyday texts of other languages as English, caught"
+    yield _share(question, count, len(other_pairs), at_least=90.0)
 
 
 def _chatter(half: str) -> Iterator[Measurement]:
@@ -236,6 +288,22 @@ def _numbers(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
             question = f"numbers with a judge, {kind}, {outcome}: {name}"
             max_percent = MOST if (kind, outcome) == ("true pairs", "certain") else None
             yield _share(question, counts[outcome], len(kind_pairs), at_most=max_percent)
+
+
+def _made_numbers(count: int) -> Iterator[Measurement]:
+    """Yield how a judge's run treats made pairs of all directions, right and wrong, by kind."""
+    for kind in quantities.KINDS:
+        right, wrong = [], []
+        for source, target in permutations(quantities.LANGUAGES, 2):
+            right_pairs, wrong_pairs = quantities.quantity_pairs(kind, source, target, count)
+            right += right_pairs
+            wrong += wrong_pairs
+        for name, pairs in (("right", right), ("wrong", wrong)):
+            counts = outcomes(pairs)
+            for outcome in OUTCOMES[:2]:
+                question = f"made numbers, {kind}, {name}, {outcome}"
+                max_percent = MOST if name == "right" else None
+                yield _share(question, counts[outcome], len(pairs), at_most=max_percent)
 
 
 def rejections(pairs: list[Pair]) -> Counter[str]:

@@ -171,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, stdout="log")

@@ -1,4 +1,4 @@
-"""Compare our sentence splitter with libraries, on tests/data/sentences.jsonl.
+"""Compare our sentence splitter with libraries, on labelled lines of tests/data.
 
     pip install sentencex pysbd blingfire     # in any environment; what is missing is left out
     python -m bench.sentences
@@ -19,7 +19,9 @@ from pathlib import Path
 from scorekit.command import run_command
 from scorekit.text.sentences import split_sentences
 
-ROWS = Path(__file__).parents[1] / "tests/data/sentences.jsonl"
+DATA = Path(__file__).parents[1] / "tests/data"
+#: Lines of all kinds; and lines with quotations, German abbreviations and ordinals.
+FILES = ("sentences.jsonl", "sentences_framed.jsonl")
 Split = Callable[[str, str], list[str]]
 
 
@@ -64,8 +66,15 @@ def ends(sentences: Iterable[str]) -> set[int]:
 
 
 def main() -> None:
-    """Print the tables."""
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    """Print a table for each file."""
+    for name in FILES:
+        print(name)
+        compare(DATA / name)
+
+
+def compare(path: Path) -> None:
+    """Print the table of a file."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     languages = list(dict.fromkeys(row["lang"] for row in rows))
     for name, split in splitters().items():
         for lang in languages:
@@ -95,4 +104,4 @@ def seconds(split: Split, lang: str, lines: list[str], size: int) -> float:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, stdout="log")

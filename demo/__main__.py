@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, run_app
 
 
 def main(
@@ -25,9 +30,9 @@ def main(
     from demo.common import STOPPED
     from demo.run import run_demo
 
-    with clean_exit(stopped=STOPPED):
+    with clean_exit(stopped=STOPPED, stdout="log"):
         run_demo(run_dir, updates=updates, limit=limit)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_app(lambda: typer.run(main))

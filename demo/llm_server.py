@@ -164,7 +164,7 @@ def main(
     """Serve a small model in OpenAI's chat form."""
     import uvicorn
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         check_host(host, api_key, "VLLM_API_KEY")
         app = create_app(load_sampler(model, threads), name=served_model_name, api_key=api_key)
         uvicorn.run(app, host=host, port=port, log_level="warning")

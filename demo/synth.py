@@ -6,6 +6,11 @@ processes; the corpus is the Python documentation in MADLAD-400's shape.
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import contextlib
 import json
 import time
@@ -20,8 +25,9 @@ from rich.text import Text
 
 from demo.common import ROOT, STOPPED, console, print_step
 from demo.madlad_shard import documents, write_shard
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, run_app
 from scorekit.errors import UserError
+from scorekit.net.http_clients import sync_client
 from scorekit.report.render import visible
 from synth.report.page import write_report
 from testing.processes import (
@@ -82,8 +88,9 @@ def running_teacher(folder: Path) -> Iterator[str]:
         deadline = time.monotonic() + READY_S
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/models").status_code == 200:
-                    break
+                with sync_client(url, timeout_s=5.0) as client:
+                    if client.get("/models").status_code == 200:
+                        break
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
                 raise UserError(f"the teacher does not get ready; the end of {log}:\n{tail}")
@@ -123,9 +130,9 @@ def main(
     ] = None,
 ) -> None:
     """Make synthetic Korean translations of the Python documentation, filter and export them."""
-    with clean_exit(stopped=STOPPED):
+    with clean_exit(stopped=STOPPED, stdout="log"):
         run_demo(run_dir, set_ or [])
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_app(lambda: typer.run(main))

@@ -368,7 +368,7 @@ def main(
     ] = None,
 ) -> None:
     """Export a run's trajectories, with their images, for other tools."""
-    with clean_exit():
+    with clean_exit(stdout="log"):
         export = export_atif if form == "atif" else export_inspect
         typer.echo(f"episodes: {export(run_dir, target, step)} in {target}")
 

@@ -22,7 +22,7 @@ from scorekit.adapters.trl import reward_function
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ScorekitError, UserError
 from scorekit.rewards import SyncCompositeReward
-from trainer.translation.data import format_translation_prompt, load_examples
+from trainer.translation.data import chat_prompt, load_examples
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when transformers is imported
 DEMO = Path(__file__).parents[1] / "demo"
@@ -83,7 +83,7 @@ def prompt_rows(data: str, template: str) -> list[dict[str, Any]]:
     """A row for TRL of each source: one turn of the policy's chat template, and the source."""
     return [
         {
-            "prompt": [{"role": "user", "content": format_translation_prompt(example, template)}],
+            "prompt": [{"role": "user", "content": chat_prompt(example, template)}],
             "src": example.src_text,
         }
         for example in load_examples(data)

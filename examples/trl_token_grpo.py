@@ -21,7 +21,7 @@ from scorekit.adapters.trl import reward_function
 from scorekit.adapters.trl_tokens import SpanRewards
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ScorekitError, UserError
-from trainer.translation.data import format_translation_prompt, load_examples
+from trainer.translation.data import chat_prompt, load_examples
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read when transformers is imported
 DEMO = Path(__file__).parents[1] / "demo"
@@ -40,7 +40,7 @@ def prompt_rows(data: str, template: str) -> list[dict[str, Any]]:
     source."""
     return [
         {
-            "prompt": [{"role": "user", "content": format_translation_prompt(example, template)}],
+            "prompt": [{"role": "user", "content": chat_prompt(example, template)}],
             "src": example.src_text,
         }
         for example in load_examples(data)

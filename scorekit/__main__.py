@@ -1,19 +1,24 @@
-"""Score files, fetch checkpoints and compare metrics with human judgements.
-
-python -m scorekit score --url URL IN OUT; python -m scorekit fetch [MODEL...];
-python -m scorekit meta-eval JUDGEMENTS OUT --metric NAME=URL"""
+"""The command `scorekit`, also `python -m scorekit`: everything that this project can do."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__" or Path(sys.argv[0]).name == "scorekit":
+    end_at_once()  # at Ctrl-C during the imports below
 
 import os
 from typing import Annotated
 
 import typer
 
-from scorekit.client.files.score_command import score
-from scorekit.command import clean_exit
+from scorekit import __version__, commit
+from scorekit.command import clean_exit, run_app
 from scorekit.errors import UserError
-from scorekit.metaeval.command import meta_eval
+from scorekit.lazy_commands import Entry, lazy_group
 
 #: Models that the services load by default, by the environment variable that overrides them.
 DEFAULT_MODELS = {
@@ -21,21 +26,111 @@ DEFAULT_MODELS = {
     "XCOMET_MODEL": "Unbabel/XCOMET-XL",
     "EMBEDDER_MODEL": "dragonkue/BGE-m3-ko",
 }
+_SCORES, _SERVERS = "Scores", "Services"
+_TRAINING, _DATA = "Training", "Data"
+_TRAINER = "trainer.__main__:app"
+#: The packages are named, not imported: each may need an extra that is not installed.
+COMMANDS = {
+    "score": Entry(
+        "scorekit.client.files.score_command:score",
+        "Score a file with a running service.",
+        _SCORES,
+    ),
+    "meta-eval": Entry(
+        "scorekit.metaeval.command:meta_eval",
+        "Tell how metrics agree with human judgements.",
+        _SCORES,
+    ),
+    "ingest": Entry(
+        "services.retriever.command:app",
+        "Make an index of document pages for the retriever.",
+        _SERVERS,
+    ),
+    "train": Entry(f"{_TRAINER} train", "Train a policy with rewards of services.", _TRAINING),
+    "sft": Entry(f"{_TRAINER} sft", "Train on conversations, or ids with a mask.", _TRAINING),
+    "evaluate": Entry(f"{_TRAINER} evaluate", "Score a policy on held-out examples.", _TRAINING),
+    "check": Entry(
+        f"{_TRAINER} check",
+        "Check everything that a training run needs, before any weights are loaded.",
+        _TRAINING,
+    ),
+    "export": Entry(
+        f"{_TRAINER} export", "Write a checkpoint as a plain Hugging Face folder.", _TRAINING
+    ),
+    "report": Entry(f"{_TRAINER} report", "Write report.html of a run.", _TRAINING),
+    "template-check": Entry(
+        f"{_TRAINER} template-check",
+        "Check that a chat template labels the assistant's turns correctly.",
+        _TRAINING,
+    ),
+    "roleplay": Entry(
+        "trainer.roleplay.cli:app", "Role-play: its data, and the anchors of its rewards.", _DATA
+    ),
+    "search": Entry(
+        "trainer.search.cli:app",
+        "Search: episodes of a policy that looks for evidence in document pages.",
+        _DATA,
+    ),
+    "synth": Entry(
+        "synth.__main__:app",
+        "Synthetic parallel data from MADLAD-400, a teacher and MetricX.",
+        _DATA,
+    ),
+}
+SERVICES = {
+    name: Entry(f"services.{name}.__main__:run", help, own_parser=True)
+    for name, help in {
+        "metricx": "Score translations with MetricX-24.",
+        "xcomet": "Score translations and find their error spans with xCOMET or COMET.",
+        "judge": "Score answers with a language model as a judge, or with rules.",
+        "embedder": "Embed texts, and compare them.",
+        "retriever": "Find pages of an index.",
+    }.items()
+}
+ADAPTERS = {
+    "openrlhf": Entry("scorekit.adapters.openrlhf:app", "Serve rewards to OpenRLHF and slime."),
+    "gemmax": Entry("scorekit.adapters.gemmax.__main__:app", "Serve scores to gemmax."),
+}
 
 app = typer.Typer(
-    help="Score a file with a running service; tell how metrics agree with people; fetch the "
-    "services' checkpoints.",
+    cls=lazy_group(COMMANDS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+)
+app.add_typer(
+    typer.Typer(cls=lazy_group(SERVICES), callback=lambda: None, no_args_is_help=True),
+    name="serve",
+    help="Serve a model over HTTP: scorekit serve NAME [OPTIONS].",
+    rich_help_panel=_SERVERS,
+)
+app.add_typer(
+    typer.Typer(cls=lazy_group(ADAPTERS), callback=lambda: None, no_args_is_help=True),
+    name="adapter",
+    help="Serve rewards in the form that another trainer asks for.",
+    rich_help_panel=_SERVERS,
 )
 
 
-app.command()(score)
-app.command("meta-eval")(meta_eval)
+def _print_version(value: bool) -> None:
+    if value:
+        commit_note = f" ({name})" if (name := commit()) else ""
+        typer.echo(f"scorekit {__version__}{commit_note}")
+        raise typer.Exit
 
 
-@app.command()
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Scores and rewards from models that run as services, and training with them."""
+
+
+@app.command(rich_help_panel=_SERVERS)
 def fetch(
     models: Annotated[
         list[str] | None, typer.Argument(metavar="[MODEL]...", help="Hub ids.")
@@ -52,7 +147,7 @@ def fetch(
     """
     from scorekit.hub import fetch_checkpoint, size_of
 
-    with clean_exit(stopped="stopped; the same command goes on from there"):
+    with clean_exit(stopped="stopped; the same command goes on from there", stdout="log"):
         if revision is not None and len(models or ()) != 1:
             raise UserError("--revision: name the one model that it is a revision of")
         for model in models or [os.environ.get(n) or d for n, d in DEFAULT_MODELS.items()]:
@@ -60,5 +155,10 @@ def fetch(
                 typer.echo(f"{name}: {size_of(folder) / 1e9:.2f} GB in {folder}")
 
 
+def main() -> None:
+    """Run the command `scorekit`."""
+    run_app(app)
+
+
 if __name__ == "__main__":
-    app(prog_name="python -m scorekit")
+    run_app(app, prog_name="python -m scorekit")

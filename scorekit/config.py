@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
+from scorekit.documents import DocumentError, parse_yaml, read_yaml
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 
@@ -95,13 +96,27 @@ def describe_validation_error(error: ValidationError, label: str = "config") -> 
 
 
 def describe_errors(errors: Sequence[ErrorDetails], label: str) -> str:
-    """Return a list of errors in the same form."""
+    """Return a list of errors in the same form; those that differ in an index alone, once."""
+    counts: dict[tuple[Any, ...], int] = {}
+    first_errors: list[tuple[ErrorDetails, tuple[Any, ...]]] = []
+    for error in errors:
+        # The same error of the next item in a list has another index in it.
+        kind = (*("" if isinstance(part, int) else part for part in error["loc"]), error["msg"])
+        if kind not in counts:
+            first_errors.append((error, kind))
+        counts[kind] = counts.get(kind, 0) + 1
     descriptions = [
-        f"{'.'.join(str(part)[:40] for part in error['loc']) or label}: "
+        f"{'.'.join(map(_key_in_line, error['loc'])) or label}: "
         f"{error['msg'].removeprefix('Value error, ')}"  # pydantic's prefix
-        for error in errors[:MAX_ERRORS]
+        + (f" (and {counts[kind] - 1:,} more like this)" if counts[kind] > 1 else "")
+        for error, kind in first_errors[:MAX_ERRORS]
     ]
-    return "; ".join(descriptions) + ("; and more" if len(errors) > MAX_ERRORS else "")
+    return "; ".join(descriptions) + ("; and more" if len(first_errors) > MAX_ERRORS else "")
+
+
+def _key_in_line(part: int | str) -> str:
+    """Return a part of a key for an error line. A user's own key may have a line end."""
+    return "".join(char if char.isprintable() else " " for char in str(part)[:40])
 
 
 def _with_nearest(config_type: type[BaseModel], validation_error: ValidationError) -> str:
@@ -151,24 +166,8 @@ def _paths(config_type: type[BaseModel], prefix: str = "") -> Iterator[str]:
                 yield from _paths(section, f"{prefix}{name}.")
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """A loader for which a duplicate key in a mapping is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        duplicate = next((key for key in keys if keys.count(key) > 1), None)
-        if duplicate is not None:
-            raise yaml.YAMLError(f"the key {duplicate!r} is there twice")
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except OSError as error:
-        raise UserError(f"{path}: cannot read the config: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    data = read_yaml(path)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -189,6 +188,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(data, dict):
             raise UserError(f"override {override!r}: {section} is a value, not a section")
     try:
-        data[last] = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"override {override!r}: {text!r} is not a YAML value") from None
+        data[last] = parse_yaml(text)
+    except DocumentError as error:
+        raise UserError(
+            f"override {override!r:.200}: {text!r:.80} is not a YAML value: {error.problem}"
+        ) from None

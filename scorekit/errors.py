@@ -11,13 +11,16 @@
         ├── SampleError     one sample failed; its siblings may be fine
         └── RequestError    a whole request was refused
 
-The two type lists are closed: a client may switch on them.
+The two type lists are closed: a client may switch on them. No error has the password of a URL,
+whichever part of the project named it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
+
+from scorekit.net.masking import server_words, without_passwords
 
 #: Types of a failed sample. The first two are caused by the text, the others by the service.
 SampleErrorType = Literal[
@@ -52,6 +55,11 @@ REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
 }
 
 
+def _masked(text: str) -> str:
+    """Return the text without passwords of URLs; most texts have none."""
+    return without_passwords(text) if "@" in text else text
+
+
 class ScorekitError(Exception):
     """Base of all errors of this project.
 
@@ -70,8 +78,8 @@ class UserError(ScorekitError):
     exit_code = 2
 
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.lines = tuple(lines)
+        super().__init__(_masked(message))
+        self.lines = tuple(_masked(line) for line in lines)
 
 
 class ServiceUnreachable(ScorekitError):
@@ -81,6 +89,7 @@ class ServiceUnreachable(ScorekitError):
     """
 
     def __init__(self, url: str, reason: str, *, retryable: bool = True) -> None:
+        url, reason = _masked(url), _masked(reason)
         super().__init__(url, reason)
         self.url = url
         self.reason = reason
@@ -113,9 +122,8 @@ class IndexChanged(ServiceUnreachable):
     """A retriever answers from another index than before. Answers of the two cannot be mixed."""
 
     def __init__(self, url: str, expected: str, current: str) -> None:
-        reason = (
-            f"its index changed from revision {expected[:80]} to {current[:80]}: start the run anew"
-        )
+        first, second = (server_words(revision, max_chars=80) for revision in (expected, current))
+        reason = f"its index changed from revision {first} to {second}: start the run anew"
         super().__init__(url, reason, retryable=False)
         self.expected, self.current = expected, current
 
@@ -134,6 +142,7 @@ class ServiceError(ScorekitError):
     """A failure that travels as `{"type", "message", "retryable"}`."""
 
     def __init__(self, type: str, message: str, *, retryable: bool) -> None:
+        message = _masked(message)
         super().__init__(type, message)
         self.type = type
         self.message = message
@@ -171,6 +180,23 @@ class SampleError(ServiceError):
         self.id = id
         self.index = index
         self.paid: Mapping[str, Any] = {}
+
+    @classmethod
+    def of_answer(
+        cls,
+        type: str,
+        message: str,
+        *,
+        retryable: bool,
+        id: str | None = None,
+        index: int | None = None,
+    ) -> SampleError:
+        """Return the error that a service's answer states.
+
+        A type that only a newer service knows becomes `upstream`; the message names it."""
+        if type not in SAMPLE_ERROR_TYPES:
+            type, message = "upstream", f"{type[:80]}: {message}"
+        return cls(type, message, id=id, index=index, retryable=retryable)
 
     def __str__(self) -> str:
         if self.index is None:

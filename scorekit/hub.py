@@ -11,8 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
+from scorekit.documents import read_yaml
 from scorekit.errors import UserError
 
 METRICX_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
@@ -55,6 +54,18 @@ def public_name(name: str) -> str:
 
     Callers must not see paths of the server's disk."""
     return Path(name).absolute().name if looks_local(name) else name
+
+
+def hub_errors(*other_types: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the types that huggingface_hub raises if the hub or network fails, and other_types.
+
+    It sends requests with httpx2 in version 2, and with httpx in version 1. Its own HTTP error is a
+    subclass of that library's, whose other errors (no connection, a lost one) come through as they
+    are.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, *HfHubHTTPError.__bases__, *other_types)
 
 
 def fetch_model(
@@ -154,10 +165,7 @@ def fetch_checkpoint(model: str, revision: str | None = None) -> list[tuple[str,
 
 
 def _hparams(path: Path) -> dict[str, object]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    content = read_yaml(path)
     return content if isinstance(content, dict) else {}
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from scorekit.streams import protect_streams
+
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -66,8 +68,10 @@ def end_with_make() -> None:
 def end_worker_with_parent() -> None:
     """End this worker of `multiprocessing` when its parent exits; call it when the worker starts.
 
-    Ctrl-C is left to the parent, which ends its workers itself.
+    Ctrl-C is left to the parent, which ends its workers itself. What the worker prints does not
+    decide about it.
     """
+    protect_streams(stdout_is_log=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parent = multiprocessing.parent_process()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
-from scorekit.config import Config
+from scorekit.config import Config, check_config
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import Failed, JudgeScored, Overlong, Result, Scored
 
@@ -18,7 +18,7 @@ class SampleForScoring:
     """A translation to score. `ref` None or "": quality estimation.
 
     src_lang, tgt_lang: codes, tags or English names. task: a judge's task that scores translations
-    (mqm)."""
+    (mqm). id: the caller's name for the sample, which its result has, too."""
 
     src: str
     mt: str
@@ -26,14 +26,18 @@ class SampleForScoring:
     src_lang: str | None = None
     tgt_lang: str | None = None
     task: str | None = None
+    id: str | None = None
 
     def wire(self) -> dict[str, Any]:
         """Return the sample as a request carries it, without empty fields."""
         sample = {"src": self.src, "mt": self.mt}
-        for name in ("ref", "src_lang", "tgt_lang", "task"):
+        for name in ("id", "ref", "src_lang", "tgt_lang", "task"):
             if value := getattr(self, name):
                 sample[name] = value
         return sample
+
+
+_SAMPLE_FIELDS = tuple(field.name for field in fields(SampleForScoring))
 
 
 @dataclass(slots=True)
@@ -67,6 +71,10 @@ class ScoringConfig(Config):
         return self.model_dump(include={"overlong", "max_input_length", "cache"})
 
 
+#: A sample as an object, or as a dict with its fields.
+ScorerSample = SampleForScoring | Mapping[str, Any]
+
+
 @runtime_checkable
 class Scorer(Protocol):
     """Anything that scores translations."""
@@ -75,6 +83,47 @@ class Scorer(Protocol):
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place."""
+
+
+def as_samples(samples: Iterable[ScorerSample]) -> list[SampleForScoring]:
+    """Return samples of objects or dicts. Raises UserError that names the first that is wrong."""
+    check_is_list("samples", samples)
+    return [_as_sample(index, sample) for index, sample in enumerate(samples)]
+
+
+def check_is_list(name: str, values: Any) -> None:
+    """Raise UserError for a single text or sample, or nothing, where a list is expected."""
+    is_single = isinstance(values, str | bytes | Mapping | SampleForScoring)
+    if is_single or not isinstance(values, Iterable):
+        raise UserError(f"{name}: a {type(values).__name__}. Give a list of {name}")
+
+
+def _as_sample(index: int, sample: ScorerSample) -> SampleForScoring:
+    if isinstance(sample, Mapping):
+        values = dict(sample)
+    elif isinstance(sample, SampleForScoring):
+        values = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
+    else:
+        kind = type(sample).__name__
+        raise UserError(f"samples.{index}: a {kind}. Give a dict with src and mt")
+    for name, value in values.items():
+        if name not in _SAMPLE_FIELDS:
+            names = ", ".join(_SAMPLE_FIELDS)
+            raise UserError(f"samples.{index}: unknown field {name!r}. Choose from {names}")
+        if not isinstance(value, str) and (value is not None or name in ("src", "mt")):
+            kind = type(value).__name__
+            raise UserError(f"samples.{index}.{name}: a {kind}. Give a text")
+    for name in ("src", "mt"):
+        if name not in values:
+            raise UserError(f"samples.{index}: {name} is missing. Give src and mt")
+    return sample if isinstance(sample, SampleForScoring) else SampleForScoring(**values)
+
+
+def as_scoring_config(cfg: ScoringConfig | Mapping[str, Any] | None) -> ScoringConfig:
+    """Return the options for a batch of an object, a dict or nothing. Raises UserError."""
+    if isinstance(cfg, ScoringConfig):
+        return cfg
+    return check_config(ScoringConfig, {} if cfg is None else cfg, "cfg")
 
 
 def reward_output(results: Sequence[Result]) -> RewardOutput:
@@ -87,11 +136,15 @@ def reward_output(results: Sequence[Result]) -> RewardOutput:
 
 def raise_for_failures(results: Sequence[Result]) -> list[Scored | JudgeScored]:
     """Return the results if all succeeded. Raises SampleError with the first failure's id and
-    index."""
+    index, UserError for what is no list of results: nobody could say that those succeeded."""
+    check_is_list("results", results)
     for index, result in enumerate(results):
+        if not isinstance(result, Scored | JudgeScored | Failed):
+            kind = type(result).__name__
+            raise UserError(f"results.{index}: a {kind}. Give what `score` returned")
         if isinstance(result, Failed):
             error = result.error
-            raise SampleError(
+            raise SampleError.of_answer(
                 error.type, error.message, id=result.id, index=index, retryable=error.retryable
             )
     return [result for result in results if not isinstance(result, Failed)]

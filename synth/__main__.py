@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import sys
+
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__" or sys.argv[0].endswith("synth_parallel"):
+    end_at_once()  # at Ctrl-C during the imports below
+
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +18,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scorekit.command import clean_exit
+from scorekit.command import StdoutContent, clean_exit, clean_imports, run_app
 
-with clean_exit():  # a package that is not installed is named in one line
+with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import load_config
     from scorekit.errors import UserError
     from scorekit.processes import usable_cpus
+    from scorekit.streams import stop_waiting
     from synth.config import SynthConfig, answers_place, pair_configs
 
 if TYPE_CHECKING:
@@ -46,6 +52,7 @@ EvaluationSets = Annotated[
 
 @app.command()
 def run(
+    context: typer.Context,
     config: ConfigFile,
     stage: Annotated[str, typer.Option(help="One of the stages, or all.")],
     set_: Overrides = None,
@@ -76,7 +83,9 @@ def run(
     ] = 1,
 ) -> None:
     """Run one stage, or all of them."""
-    with _clean_exit(how_to_resume(sys.argv[1:])):
+    with _clean_exit(
+        how_to_resume(context.find_root().info_name or "", sys.argv[1:]), stdout="log"
+    ):
         cfg = load_config(SynthConfig, config, set_)
         cfg.data.decontaminate += map(str, decontaminate or [])
         from synth.pairs import run_pairs
@@ -183,13 +192,9 @@ def show(
         from synth.storage.store import to_line
 
         cfg = load_config(SynthConfig, config, set_)
-        try:
-            for pair_cfg in _existing_pairs(cfg).values():
-                for record in shown_records(pair_cfg.run.out_dir, what):
-                    sys.stdout.buffer.write(to_line(record))
-            sys.stdout.flush()
-        except BrokenPipeError:  # `| head` has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        for pair_cfg in _existing_pairs(cfg).values():
+            for record in shown_records(pair_cfg.run.out_dir, what):
+                sys.stdout.buffer.write(to_line(record))
 
 
 @app.command()
@@ -203,7 +208,7 @@ def push(
     ] = False,
 ) -> None:
     """Upload the export to the Hugging Face hub (HF_TOKEN), in one commit."""
-    with _clean_exit():
+    with _clean_exit(stdout="log"):
         from synth.export.push import push as push_export
 
         cfg = load_config(SynthConfig, config, set_)
@@ -213,7 +218,7 @@ def push(
 @app.command()
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
     """Check all shards for damage, and repair the file of cached answers."""
-    with _clean_exit():
+    with _clean_exit(stdout="log"):
         from synth.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
@@ -276,23 +281,25 @@ def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
 
 
 @contextmanager
-def _clean_exit(go_on: str = "") -> Iterator[None]:
+def _clean_exit(go_on: str = "", *, stdout: StdoutContent = "result") -> Iterator[None]:
     """Handle errors as `clean_exit`, and SIGTERM like Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
-    with clean_exit(go_on, stopped="interrupted"):
+    with clean_exit(go_on, stopped="interrupted", stdout=stdout):
         yield
 
 
-def how_to_resume(arguments: list[str]) -> str:
+def how_to_resume(program: str, arguments: list[str]) -> str:
     """Return the same command with --resume.
 
-    All other options stay: without --dry-run, --limit or --set it would be another run."""
+    program: its name before the arguments. All other options stay: without --dry-run, --limit or
+    --set it would be another run."""
     options = [part for part in arguments if part not in ("--overwrite", "--resume", "--yes")]
-    return f"python -m synth {shlex.join(options)} --resume"
+    return f"{program} {shlex.join(options)} --resume"
 
 
 def _interrupt(*_: object) -> None:
     """Handle SIGTERM like Ctrl-C, even if SIGINT is ignored (`command &` in a script)."""
+    stop_waiting()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
@@ -300,7 +307,7 @@ def _interrupt(*_: object) -> None:
 
 def main() -> None:
     """Run the command `synth_parallel`."""
-    app()
+    run_app(app)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,13 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.text import chat_marks, checks, meta_text, rules
+from scorekit.text.debris import debris
+from scorekit.text.emoji import lost_emoji
+from scorekit.text.findings import Certainty, TextFinding
 from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import compare_numbers, expected_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
+from scorekit.text.third_scripts import third_script
 from scorekit.text.writing_scripts import scripts_of
 from synth.reasons import RuleCode
 
@@ -265,6 +269,18 @@ def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
     return f"{share:.2f} of the letters in the script of {pair.target_lang}"
 
 
+def _on_findings(check: Callable[[Pair], TextFinding | None]) -> Rule:
+    """Return the rule of a check that says how sure it is."""
+
+    def rule(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
+        finding = check(pair)
+        if finding is None or finding.certainty is Certainty.CERTAIN:
+            return finding and finding.seen
+        return Doubt(finding.seen, should_reject=finding.certainty is Certainty.LIKELY)
+
+    return rule
+
+
 def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
     match = rules.wrong_variant(pair, cfg.thresholds())
     if match is None:
@@ -304,14 +320,18 @@ def _numbers_missing(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
     comparison = compare_numbers(pair.src, pair.mt, pair.source_lang, pair.target_lang)
     if comparison.swapped:
         return f"in another order: {'; '.join(comparison.swapped)}"
+    if comparison.conflicts:
+        return "; ".join(comparison.conflicts)
 
     def is_too_many(texts: Sequence[str]) -> bool:
         return len(texts) > 0 and len(texts) / len(comparison.expected) > cfg.max_missing_numbers
 
     if is_too_many(comparison.certain):
         return ", ".join(comparison.missing)
-    seen = "; ".join(filter(None, [", ".join(comparison.missing), *comparison.doubts]))
-    return Doubt(seen, is_too_many(comparison.missing)) if seen else None
+    likely = [*comparison.likely, *comparison.doubts]
+    seen = "; ".join(filter(None, [", ".join(comparison.missing), *likely]))
+    is_strong = is_too_many(comparison.missing) or bool(comparison.likely)
+    return Doubt(seen, is_strong) if seen else None
 
 
 def _placeholders(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -341,8 +361,12 @@ RULES: dict[RuleCode, Rule] = {
     RuleCode.ADDED_NOTE: _on_texts(meta_text.added_note),
     RuleCode.ADDED_QUOTES: _on_texts(checks.added_quotes),
     RuleCode.TAG: _tag,
+    RuleCode.DEBRIS: _on_findings(lambda pair: debris(pair.src, pair.mt, pair.target_lang)),
     RuleCode.COPIED_SOURCE: _copied_source,
     RuleCode.WRONG_SCRIPT: _wrong_script,
+    RuleCode.THIRD_SCRIPT: _on_findings(
+        lambda pair: third_script(pair.src, pair.mt, pair.source_lang, pair.target_lang)
+    ),
     RuleCode.WRONG_VARIANT: _wrong_variant,
     RuleCode.WRONG_LANGUAGE: _wrong_language,
     RuleCode.REPETITION: _repetition,
@@ -350,6 +374,7 @@ RULES: dict[RuleCode, Rule] = {
     RuleCode.LENGTH_RATIO: _length_ratio,
     RuleCode.NUMBERS_MISSING: _numbers_missing,
     RuleCode.PLACEHOLDERS: _placeholders,
+    RuleCode.LOST_EMOJI: _on_findings(lambda pair: lost_emoji(pair.src, pair.mt)),
 }
 
 

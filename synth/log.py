@@ -7,11 +7,15 @@ from pathlib import Path
 
 import structlog
 
+from scorekit.streams import open_log
+
 log = structlog.get_logger()
 
 
 def log_to(path: Path, level: str) -> None:
-    """Append log lines as JSON objects, also the retries of the service clients."""
+    """Append log lines as JSON objects, also the retries of the service clients.
+
+    A full disk is no error here: it is one where the run writes its records."""
     clients = logging.getLogger("scorekit")
     clients.handlers = [_ToStructlog()]
     clients.propagate = False  # a handler of the root logger (Ray has one) would repeat it
@@ -24,7 +28,7 @@ def log_to(path: Path, level: str) -> None:
             structlog.processors.JSONRenderer(ensure_ascii=False),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level)),
-        logger_factory=structlog.WriteLoggerFactory(path.open("a", encoding="utf-8")),
+        logger_factory=structlog.WriteLoggerFactory(open_log(path)),
     )
 
 

@@ -20,6 +20,7 @@ from scorekit.client import ScoringClient
 from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import UserError
 from scorekit.llm import Sampling
+from scorekit.net.addresses import address_of
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
@@ -266,9 +267,10 @@ async def _metricx(
     infos: dict[str, Info] = {}
     for url in _urls(cfg.metricx.url):
         async with ScoringClient(url) as client:
-            outages.watch_service(f"MetricX at {url}", client, READY_S)
-            infos[url] = await service_info(client, METRICX_URL, should_wait=should_wait)
-        check_metricx(cfg, infos[url])
+            address = address_of(url)
+            outages.watch_service(f"MetricX at {address}", client, READY_S)
+            infos[address] = await service_info(client, METRICX_URL, should_wait=should_wait)
+        check_metricx(cfg, infos[address])
     check_agreement(METRICX_URL, infos)
     return infos, "; ".join(f"{url} has {info.model}" for url, info in infos.items())
 
@@ -284,11 +286,12 @@ async def _judge(
     seconds = cfg.teacher.request_timeout_s
     for url in _urls(cfg.filters.llm_judge.url):
         async with ScoringClient(url, timeout_s=seconds, deadline_s=seconds) as client:
-            outages.watch_service(f"the judge at {url}", client, READY_S)
-            infos[url] = await service_info(client, JUDGE_URL, should_wait=should_wait)
-            check_service(JUDGE_URL, url, infos[url], "judge")
-            check_judge(cfg, infos[url])
-            await _need_verdict(cfg, client, url, should_wait)
+            address = address_of(url)
+            outages.watch_service(f"the judge at {address}", client, READY_S)
+            infos[address] = await service_info(client, JUDGE_URL, should_wait=should_wait)
+            check_service(JUDGE_URL, address, infos[address], "judge")
+            check_judge(cfg, infos[address])
+            await _need_verdict(cfg, client, address, should_wait)
     check_agreement(JUDGE_URL, infos)
     return infos, "; ".join(f"{url} judges by {info.model}" for url, info in infos.items())
 

@@ -80,6 +80,7 @@ class Reason(_Explained):
     )
     # Outputs of the teacher
     CUT = "cut", "The teacher's output was cut by max_tokens."
+    UNFINISHED = "unfinished", "The teacher's output ended in a way that was not requested."
     CONTENT_FILTER = "content_filter", "The server's content filter kept the output back."
     LOOPING = "looping", "The output repeats itself without end."
     NO_CANDIDATE = (
@@ -128,8 +129,16 @@ class RuleCode(_Explained):
         "Quotation marks stand around the translation that the source does not have.",
     )
     TAG = "tag", "A tag or marker stands in the translation that the source does not have."
+    DEBRIS = (
+        "debris",
+        "A lost character, an escape (`\\n`, `&amp;`) or loose Korean letters stand in it.",
+    )
     COPIED_SOURCE = "copied_source", "The translation is the source, copied more or less whole."
     WRONG_SCRIPT = "wrong_script", "Too few letters are in the script of the target language."
+    THIRD_SCRIPT = (
+        "third_script",
+        "A word stands in the translation in a script that the target language does not have.",
+    )
     WRONG_VARIANT = "wrong_variant", "The translation is in the other standard of Chinese."
     WRONG_LANGUAGE = "wrong_language", "The translation is written in another language."
     REPETITION = "repetition", "More of the translation loops than of the source."
@@ -145,6 +154,10 @@ class RuleCode(_Explained):
     PLACEHOLDERS = (
         "placeholders",
         "Placeholders or tags of the source are missing, or there are more of them.",
+    )
+    LOST_EMOJI = (
+        "lost_emoji",
+        "Emoji of the source are missing in the translation, or others stand in their place.",
     )
 
 
@@ -204,8 +217,10 @@ VERDICTS: dict[str, str] = {
     "added_note": "a note or an offer of help stands behind it",
     "added_quotes": "quotation marks stand around it that the source does not have",
     "marker": "a tag stands in it that the source does not have",
+    "debris": "lost characters, escapes or loose Korean letters stand in it",
     "copied": "it is the source, copied",
     "wrong_script": "too few letters are in the target language's script",
+    "third_script": "a word of a script stands in it that the target language does not have",
     "wrong_variant": "it is in the other standard of Chinese",
     "repetition": "it loops",
     "length": "it is too long or too short for its source",

@@ -27,6 +27,7 @@ from rich.text import Text
 from scorekit.config import save_config
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
+from scorekit.streams import lost_lines
 from synth.config import SynthConfig, languages
 from synth.context import Stage, StageContext
 from synth.execution.cluster import run_map_stage_on_ray
@@ -97,6 +98,9 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     except OSError as error:
         error.filename = error.filename or str(out_dir)  # the error of a full disk has no file name
         raise
+    finally:
+        for line in lost_lines():
+            log.warning("lines_lost", of=line)
     _report_unreadable(out_dir, console)
     if StageFolder(out_dir, ORDER[-1].name).done():
         console.print(f"report: {write_report(out_dir)}", soft_wrap=True)

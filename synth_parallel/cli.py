@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 from synth.__main__ import app, main
 
 __all__ = ["app", "main"]

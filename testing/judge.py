@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from scorekit.net.http_clients import sync_client
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import Secrets
 from services.judge.model import OpenAIBackend, RulesBackend
@@ -78,9 +78,8 @@ def judge_app(
 
 def judge(url: str, *samples: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
     """Return the results of one request."""
-    response = httpx.post(
-        f"{url}/v1/score", json={"samples": list(samples), "options": options}, timeout=60
-    )
+    with sync_client(url, timeout_s=60.0) as client:
+        response = client.post("/v1/score", json={"samples": list(samples), "options": options})
     assert response.status_code == 200, response.text
     return response.json()["results"]
 

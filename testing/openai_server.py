@@ -28,6 +28,7 @@ How it misbehaves, set at run time (plain attributes, from any thread):
     finish_reason       a word instead of "stop" ("abort", None), or a function of (body, seed)
     also                more fields of each message (a reasoning parser's `reasoning`)
     counts_tokens       False: chat answers have no usage
+    raw                 a text that is sent, with status 200, in place of any answer
     no_template         True: vLLM's 400 for a model without a chat template
     context_length      k: a prompt whose words and max_tokens exceed k is vLLM's over-length 400
     api_key             not None: chat and /v1/models want it, else 401
@@ -169,6 +170,7 @@ class FakeOpenAI:
         self.finish_reason: str | Callable[[Body, int | None], str | None] | None = "stop"
         self.also: dict[str, Any] = {}
         self.counts_tokens = True
+        self.raw: str | None = None
         self.no_template = False
         self.context_length: int | None = None
         self._failures: list[_Failure] = []
@@ -266,6 +268,8 @@ class FakeOpenAI:
             response = (
                 self._refusal(request, body) or self._failed(body) or self._answer(body, record)
             )
+            if self.raw is not None and response.status_code == 200:
+                response = Response(self.raw, media_type="application/json")
         finally:
             self.in_flight -= 1
             self.sequences_in_flight -= n

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import uvicorn
 
-from scorekit.net.tls import ssl_context
+from scorekit.net.http_clients import sync_client
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import server_config
+from scorekit.server.http.run import service_config
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from testing.processes import free_port as free_port
 
@@ -116,7 +116,7 @@ def running_service(
     settings.setdefault("receive_timeout_s", PATIENCE_S)
     checked = ServiceSettings(**settings)
     app = create_app(backend, checked, secrets)
-    with running_app(app, server_config(app, checked)) as url:
+    with running_app(app, service_config(app, checked)) as url:
         wait_ready(url)
         if isinstance(backend, FakeBackend):
             backend.batches.clear()  # those of the warm-up
@@ -126,10 +126,10 @@ def running_service(
 def wait_ready(url: str, timeout_s: float = PATIENCE_S) -> None:
     """Return when the service at `url` is ready."""
     deadline = time.monotonic() + timeout_s
-    with httpx.Client(verify=ssl_context()) as client:
+    with sync_client(str(url), timeout_s=PATIENCE_S) as client:
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
-                if client.get(f"{url}/health/ready").status_code == 200:
+                if client.get("/health/ready").status_code == 200:
                     return
             time.sleep(0.02)
     raise TimeoutError(f"{url} did not become ready")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+from scorekit.net.http_clients import sync_client
 
 
 @dataclass(slots=True)
@@ -98,7 +98,8 @@ def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float
 
 def waste_percent(url: str) -> float:
     """Return the share of a service's tokens that was padding, by its own count."""
-    text = httpx.get(f"{url}/metrics").text
+    with sync_client(url, timeout_s=60.0) as client:
+        text = client.get("/metrics").text
     real, padding = (
         float(re.search(rf"^scorekit_{name}_total (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]
         for name in ("tokens", "padding_tokens")

@@ -15,16 +15,15 @@ from typing import Any
 import httpx
 import pytest
 import structlog
-from hypothesis import settings
 
 from scorekit.net.tls import ssl_context
+from tests.kits import forked
+from tests.kits.examples import register_profiles
 
 # To load the tests makes a million objects that stay. The garbage collector would look through them
 # again and again, for half of the time; so it is off until they are loaded, and leaves them out.
 gc.disable()
-# No test depends on time, nor on how busy the machine is.
-settings.register_profile("scorekit", deadline=None, max_examples=50)
-settings.load_profile("scorekit")
+register_profiles()
 # By default structlog draws tracebacks with all locals: seconds on a busy machine.
 structlog.configure(
     processors=[
@@ -40,6 +39,9 @@ _LOG = structlog.get_config()
 # Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
+# No code of ours uses torch.compile. bitsandbytes does when it is loaded, and with it comes a
+# compiler: a second of CPU for each process that loads peft.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 # A shell that starts a job in the background has it ignore SIGINT, and so would every child here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,8 +63,19 @@ httpx._transports.default.create_ssl_context = _same_ssl_context
 _OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "EMBEDDER_", "VLLM_")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:
     del os.environ[_name]
+# To read the certificates that these name takes each client 20 ms. The one test that leaves the
+# machine finds them under another name.
+for _name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+    if _name in os.environ:
+        os.environ[f"SHELLS_{_name}"] = os.environ.pop(_name)
 
 TESTS = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the session's fork servers, once for all test processes."""
+    if not hasattr(config, "workerinput"):
+        forked.start_servers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
 
 from scorekit.command import run_command
 
@@ -27,25 +26,26 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "scorekit": {
         "core": "scorekit",
         "text": "scorekit.text",
-        "report, exit codes": "scorekit.report scorekit.command",
+        "report, exit codes": "scorekit.report scorekit.command scorekit.extras",
         "client": "scorekit.client",
         "rewards": "scorekit.rewards",
         "retrieval": "scorekit.retrieval",
         "llm": "scorekit.llm",
         "adapters": "scorekit.adapters",
         "meta-evaluation": "scorekit.metaeval",
-        "command": "scorekit.__main__",
+        "command": "scorekit.__main__ scorekit.lazy_commands",
     },
     "scorekit.server": {
         "settings, metrics": "scorekit.server.http",
+        "connections, bridge": "scorekit.server.http.connection scorekit.server.http.drain "
+        "scorekit.server.http.bridge scorekit.server.queue.memory_budget",
         "backend, cache": "scorekit.server scorekit.server.http.answers",
         "queue": "scorekit.server.queue",
         "windows: merge": "scorekit.server.windows.merge",
         "windows": "scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
         "app, HTTP": "scorekit.server.app scorekit.server.fake "
-        "scorekit.server.http.body scorekit.server.http.connection scorekit.server.http.middleware "
-        "scorekit.server.http.run",
+        "scorekit.server.http.body scorekit.server.http.middleware scorekit.server.http.run",
     },
     "services": {
         "metricx": "services.metricx services",
@@ -55,7 +55,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "retriever": "services.retriever",
     },
     "trainer": {
-        "config": "trainer",
+        "names to import": "trainer",
+        "config": "trainer.config_base trainer.tasks",
         "rl": "trainer.rl",
         "runs": "trainer.runs",
         "checkpoints": "trainer.runs.checkpoints",
@@ -153,39 +154,27 @@ def box_of(module: str) -> str:
     return max(matches)[1]
 
 
-class FileStatements(NamedTuple):
-    """The statements of a file that rules are about, those in blocks too.
-
-    imports: also those under TYPE_CHECKING or in a function. functions: name and lines of each.
-    """
-
-    imports: list[ast.Import | ast.ImportFrom]
-    functions: list[tuple[str, int]]
-
-
 @cache
-def statements_of(path: Path) -> FileStatements:
-    """Return the statements of a file, which is read once.
+def imports_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Return the import statements of a file, also under TYPE_CHECKING or in a function.
 
-    A file has twenty times as many nodes, and expressions hold no import and no `def`.
+    A file has twenty times as many nodes as statements, and expressions hold no import.
     """
-    statements = FileStatements([], [])
+    imports = []
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):
-            statements.imports.append(node)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            statements.functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+            imports.append(node)
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
             waiting += getattr(node, field, ())
-    return statements
+    return imports
 
 
 def imported_modules(path: Path, path_by_module: Mapping[str, Path]) -> set[str]:
     """Return our modules that a file imports, also under TYPE_CHECKING or in a function."""
     imported = set()
-    for node in statements_of(path).imports:
+    for node in imports_of(path):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         else:

@@ -1,6 +1,7 @@
 """Write constraints.txt, or check that it can be installed under every supported Python.
 
-    python -m tools.lock            resolve every dependency anew and write constraints.txt
+    python -m tools.lock            resolve every dependency anew and write constraints.txt, and the
+                                    hashes of what images install (tools/image_hashes.py)
     python -m tools.lock --check    resolve constraints.txt for each Python, from wheels alone
 
 uv resolves for a Python that is not on this machine, which pip cannot.
@@ -17,6 +18,7 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
+from tools import image_hashes
 
 CONSTRAINTS = Path("constraints.txt")
 HEADER = "# Every version of the development environment; made by `make lock`, not by hand.\n"
@@ -49,6 +51,7 @@ def main(check: bool = typer.Option(False, "--check", help="Write nothing.")) ->
         pins = resolve(PYTHONS[0], "--upgrade")
         CONSTRAINTS.write_text(HEADER + "".join(f"{pin}\n" for pin in pins), encoding="utf-8")
         print(f"{CONSTRAINTS}: {len(pins)} pins")
+        image_hashes.main()
     source_only = [f"--no-binary={name}" for name in SOURCE_ONLY]
     for python in PYTHONS:
         pins = resolve(python, "-c", str(CONSTRAINTS), "--only-binary=:all:", *source_only)

@@ -4,6 +4,11 @@ template-check --model M --data D; sft --config FILE [--debug_label_mask --debug
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.command import clean_exit
+from scorekit.command import StdoutContent, clean_exit, run_app
 from scorekit.config import check_config, read_config
 from trainer.chat import cli as chat
 from trainer.roleplay.cli import app as roleplay
@@ -40,10 +45,10 @@ Limit = Annotated[
 
 
 @contextmanager
-def _clean_exit() -> Iterator[None]:
+def _clean_exit(stdout: StdoutContent = "log") -> Iterator[None]:
     """Print messages of libraries; an error is one line and an exit code."""
-    show_messages()
-    with clean_exit(stopped="stopped (resume a training run with --resume)"):
+    with clean_exit(stopped="stopped (resume a training run with --resume)", stdout=stdout):
+        show_messages()
         yield
 
 
@@ -104,7 +109,7 @@ def check(
     ] = 1,
 ) -> None:
     """Check everything that a training run needs, before any weights are loaded."""
-    with _clean_exit():
+    with _clean_exit("result"):
         commands, cfg = _load(config, set_, limit)
         raise typer.Exit(commands.check(cfg, processes))
 
@@ -140,7 +145,7 @@ def report(
         raise typer.Exit(commands_of_run(run_dir).report(run_dir))
 
 
-app.command("template-check")(_clean_exit()(chat.template_check))
+app.command("template-check")(_clean_exit("result")(chat.template_check))
 app.command()(_clean_exit()(finetuning.sft))
 
 
@@ -149,12 +154,10 @@ def _moved(config: Path) -> Path:
 
     Other paths are returned unchanged.
     """
+    if config.parent.parts[-2:] != ("configs", "trainer") or config.exists():
+        return config
     new_path = config.parent.with_name("translation") / config.name
-    if (
-        config.exists()
-        or config.parent.parts[-2:] != ("configs", "trainer")
-        or not new_path.exists()
-    ):
+    if not new_path.exists():
         return config
     typer.echo(f"{config} has moved. Use {new_path}; version 0.3 drops the old path", err=True)
     return new_path
@@ -170,4 +173,4 @@ def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple
 
 
 if __name__ == "__main__":
-    app()
+    run_app(app)

@@ -304,6 +304,6 @@ async def _main(requests: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     exit_on_sigterm()
-    with clean_exit():
+    with clean_exit(stdout="log"):
         count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
         print(json.dumps(asyncio.run(_main(count)), indent=2))

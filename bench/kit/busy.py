@@ -38,5 +38,5 @@ def burn(seconds: float) -> None:
 if __name__ == "__main__":
     from scorekit.server.http.run import main
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         main(FakeSettings, BusyBackend)

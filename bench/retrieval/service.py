@@ -84,7 +84,7 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
     """Measure BM25: `bm25s` with our tokenized words in this process, against the service."""
     import bm25s
 
-    from services.retriever.backends.bm25 import Bm25Builder
+    from services.retriever.backends.bm25 import Bm25Builder, page_words
     from services.retriever.backends.words import Words
 
     texts = sentences()
@@ -92,9 +92,9 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
     folder = WORK / f"retrieval/bm25-{sizes.pages}"
     write_index(folder, pages, [Bm25Builder("morphemes")])
     words = Words("morphemes")
-    page_words = [words.of_page(page.text) for page in pages]
+    words_by_page = list(page_words(pages, words))
     bare = bm25s.BM25(method="lucene")
-    bare.index(page_words, show_progress=False)
+    bare.index(words_by_page, show_progress=False)
 
     def search_in_process(queries: Sequence[str]) -> Any:
         queries_sent = [words.of_query(query) for query in queries]
@@ -124,7 +124,7 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
         with ExitStack() as stack:
             clients = [stack.enter_context(Retriever(url)) for _ in range(CALLERS)]
             yield callers(clients, search_in_process, fresh, sizes)
-    plain = PlainBm25(page_words)
+    plain = PlainBm25(words_by_page)
     numbers = {page.page_id: k for k, page in enumerate(pages)}
     shares = []
     for query, hits in zip(queries_sent, results, strict=True):

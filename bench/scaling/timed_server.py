@@ -131,7 +131,7 @@ def timed_app(
             calls[body["seed"]] += 1
             await batch.generate(turn.tokens)
             return {"choices": [_choice(body, turn.token_ids, vocabulary, 0)]}
-        ids = list(range(3, 3 + min(8, body["max_tokens"])))
+        ids = [3 + position % 8 for position in range(body["max_tokens"])]
         return {"choices": [_choice(body, ids, vocabulary, n) for n in range(body.get("n", 1))]}
 
     return app
@@ -144,4 +144,10 @@ def _choice(
     num_ids = vocabulary - len(body.get("logit_bias") or ())
     logprob = 0.0 if body["top_k"] == 1 else -math.log(num_ids)
     logprobs = None if body["logprobs"] is None else {"token_logprobs": [logprob] * len(token_ids)}
-    return {"index": index, "token_ids": list(token_ids), "logprobs": logprobs}
+    is_stopped = token_ids[-1] in body.get("stop_token_ids", ())
+    return {
+        "index": index,
+        "token_ids": list(token_ids),
+        "logprobs": logprobs,
+        "finish_reason": "stop" if is_stopped else "length",
+    }

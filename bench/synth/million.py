@@ -282,4 +282,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(_main)
+    run_command(_main, stdout="log")

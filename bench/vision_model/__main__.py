@@ -28,7 +28,7 @@ def write(
     """Write the folder of a model: random weights in bfloat16, true sizes and vocabulary."""
     from bench.vision_model.folder import write_config, write_model
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         if config_only:
             write_config(sizes_of(name), to)
         else:
@@ -63,7 +63,7 @@ def run(
     from bench.vision_model.run import RunOptions, VisionRun
     from testing.processes import exit_on_sigterm
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         exit_on_sigterm()
         sizes = sizes_of(name)
         options = RunOptions(

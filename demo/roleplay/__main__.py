@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, run_app
 
 
 def main(
@@ -28,9 +33,9 @@ def main(
     from demo.common import STOPPED
     from demo.roleplay.run import run_demo
 
-    with clean_exit(stopped=STOPPED):
+    with clean_exit(stopped=STOPPED, stdout="log"):
         run_demo(run_dir, sft_steps=sft_steps, grpo_steps=grpo_steps, limit=limit)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_app(lambda: typer.run(main))

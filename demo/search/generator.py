@@ -231,7 +231,7 @@ def main(
     """Serve the search demo's generator in OpenAI's form."""
     import uvicorn
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         check_host(host, api_key, "GENERATOR_API_KEY")
         app = create_app(name=served_model_name, api_key=api_key)
         uvicorn.run(app, host=host, port=port, log_level="warning")

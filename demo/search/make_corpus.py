@@ -157,7 +157,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where it is written to.")] = HERE,
 ) -> None:
     """Draw the decks of the search demo and write its questions."""
-    with clean_exit():
+    with clean_exit(stdout="log"):
         make(wheels, folder)
 
 

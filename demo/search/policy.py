@@ -42,7 +42,7 @@ def main(
     """Serve the demo's searcher on 127.0.0.1."""
     import uvicorn
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         typer.echo(f"demo searcher: http://127.0.0.1:{port}/v1, model {NAME}")
         uvicorn.run(searcher().app, host="127.0.0.1", port=port, log_level="warning")
 

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from scorekit.files import allow_readers
+from trainer.rl.model_files import save_model
+from trainer.rl.tokenizer_files import save_tokenizer
 
 SPECIAL: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END_OF_TEXT, STOP = 0, 2
@@ -64,6 +66,6 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
     )
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_model(model.to(torch.bfloat16), folder)
+    save_tokenizer(tokenizer, folder)
     allow_readers(folder)

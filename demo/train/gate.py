@@ -16,7 +16,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from fastapi import FastAPI, Request
 from rich.console import Console
@@ -25,6 +24,7 @@ from rich.table import Table
 from demo.common import DATA, MODELS
 from demo.run import CONFIG, paired_interval
 from scorekit.command import run_command
+from scorekit.net.http_clients import async_client
 from testing.processes import exit_on_sigterm, run_module, running_service, serving
 from trainer.runs.run_log import read_jsonl
 
@@ -42,7 +42,7 @@ def shuffling_proxy(url: str, seed: int) -> FastAPI:
     """Return a proxy for the service at `url` that shuffles score and spans between samples."""
     app = FastAPI()
     rng = random.Random(seed)
-    client = httpx.AsyncClient(timeout=600)
+    client = async_client([url], timeout=600)
 
     @app.get("/v1/info")
     async def info() -> Any:

@@ -33,6 +33,8 @@ from demo.train.data import DATA, read_jsonl
 from demo.train.tokenizer import BOS, EOS, PAD, VOCAB_SIZE
 from scorekit.command import run_command
 from scorekit.files import allow_readers
+from trainer.rl.model_files import save_model
+from trainer.rl.tokenizer_files import save_tokenizer
 
 TOKENIZER = WORK / "tokenizer" / "policy"
 
@@ -122,8 +124,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write the weights in bf16, a generation_config.json of special ids, and the tokenizer."""
     light = copy.deepcopy(model).to(torch.bfloat16)
     light.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
-    light.save_pretrained(folder, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+    save_model(light, folder, safe_serialization=True)
+    save_tokenizer(tokenizer, folder)
     allow_readers(folder)
 
 
@@ -192,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, stdout="log")

@@ -1,27 +1,29 @@
-"""Print the requirements of some extras of pyproject.toml, one a line, torch left out: an image
-installs it in a layer of its own, and the packages of this repository not at all."""
+"""Print what an image installs, with the hashes of the files: the packages of hashes.txt that some
+extras need. `torch` stands for what torch needs, `torch-cuda` for torch with its CUDA packages."""
 
 from __future__ import annotations
 
-import re
 import sys
-import tomllib
 from pathlib import Path
 
+HASHES = Path(__file__).with_name("hashes.txt")
 
-def requirements(extras: list[str], project: dict[str, object]) -> list[str]:
-    """Return the requirements of the extras, with `scorekit[other]` resolved."""
-    groups = project["optional-dependencies"]
-    assert isinstance(groups, dict)
-    lines: list[str] = [*project["dependencies"]]  # type: ignore[misc]
+
+def requirements(extras: list[str], hashes: str) -> str:
+    """Return the requirements of the extras. Raises SystemExit for an extra without any.
+
+    hashes: the text of hashes.txt, in which a line `# for EXTRA...` stands before each package.
+    """
+    blocks = [block.partition("\n") for block in hashes.split("# for ")[1:]]
     for extra in extras:
-        for line in groups[extra]:
-            inner = re.fullmatch(r"scorekit\[([\w,-]+)\]", line)
-            lines += requirements(inner[1].split(","), project) if inner else [line]
-    return sorted(set(lines))
+        if not any(extra in names.split() for names, _, _ in blocks):
+            sys.exit(
+                f"{extra}: no extra of an image: add it to tools/image_hashes.py and make lock"
+            )
+    return "".join(
+        requirement for names, _, requirement in blocks if not {*names.split()}.isdisjoint(extras)
+    )
 
 
 if __name__ == "__main__":
-    data = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
-    lines = requirements(sys.argv[1:], data["project"])
-    print("\n".join(line for line in lines if not re.match(r"torch\b", line)))
+    print(requirements(sys.argv[1:], HASHES.read_text(encoding="utf-8")), end="")

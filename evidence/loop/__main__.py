@@ -75,4 +75,4 @@ def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Measuremen
 
 
 if __name__ == "__main__":
-    run_command(lambda: run_seeds("loop_evidence", __doc__, questions))
+    run_command(lambda: run_seeds("loop_evidence", __doc__, questions), stdout="log")

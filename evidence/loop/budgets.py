@@ -123,4 +123,4 @@ def _spent(folder: Path, arm: str, seeds: Sequence[int]) -> Iterator[Measurement
 
 
 if __name__ == "__main__":
-    run_command(lambda: run_seeds("budgets", __doc__, questions))
+    run_command(lambda: run_seeds("budgets", __doc__, questions), stdout="log")

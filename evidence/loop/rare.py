@@ -184,4 +184,4 @@ def _rows_of(folder: Path, arm: str, seeds: Sequence[int]) -> Iterator[Measureme
 
 
 if __name__ == "__main__":
-    run_command(lambda: run_seeds("rare", __doc__, questions))
+    run_command(lambda: run_seeds("rare", __doc__, questions), stdout="log")

@@ -68,7 +68,7 @@ def main(
     """Train what does not stand in runs/phases_evidence; write results and page."""
     exit_on_sigterm()
     out = (WORK if quick else RESULTS) / "phases_evidence.json"
-    with clean_exit():
+    with clean_exit(stdout="log"):
         from evidence.phases.report import show, summarise, write_page
 
         if not report:

@@ -120,7 +120,7 @@ def main(
     exit_on_sigterm()
     folder, out = (WORK / "roleplay_evidence", WORK) if quick else (RUNS, RESULTS)
     out = out / "roleplay_evidence.json"
-    with clean_exit():
+    with clean_exit(stdout="log"):
         check_arms(only or [], ARMS)
         runs = order(only or [], seeds or list(SEEDS))
         if not report:

@@ -186,7 +186,7 @@ def main(
     """Train what does not stand in runs/search_evidence; write results and page."""
     exit_on_sigterm()
     out = (WORK if quick else RESULTS) / "search_evidence.json"
-    with clean_exit():
+    with clean_exit(stdout="log"):
         check_arms(only or [], ARMS)
         if not report:
             run_plan(make_plan(quick, only or [], seeds or SEEDS, policy), out)

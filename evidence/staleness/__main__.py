@@ -36,7 +36,7 @@ def main(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     exit_on_sigterm()
     out = (WORK if quick else RESULTS) / "staleness.json"
-    with clean_exit():
+    with clean_exit(stdout="log"):
         check_arms(only or [], ARMS)
         if not report:
             from evidence.staleness.summary import summarise

@@ -40,7 +40,7 @@ def main(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     exit_on_sigterm()
     out = (WORK if quick else RESULTS) / f"rl_{'omissions' if omissions else 'evidence'}.json"
-    with clean_exit():
+    with clean_exit(stdout="log"):
         plan = make_plan(quick, only or [], seeds or [1, 2, 3], omissions)
         check_arms(only or [], plan.arms)
         if not report:

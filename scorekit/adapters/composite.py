@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from scorekit.adapters.rewards import RewardSettings, Samples, options_for
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward, load_definition
+from scorekit.rewards.results import log_words
 from scorekit.schemas import Info
 
 #: Statuses of a component whose service has not answered.
@@ -70,7 +71,7 @@ def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinit
 def raise_for_outage(results: Sequence[RewardResult]) -> None:
     """Raise ServiceUnreachable if `is_outage`."""
     if is_outage(results):
-        reason = f"none of {len(results)} samples has a reward: {results[0].reason}"
+        reason = f"none of {len(results)} samples has a reward: {log_words(results[0].reason)}"
         raise ServiceUnreachable("reward definition", reason)
 
 

@@ -14,6 +14,11 @@ scorekit.adapters.slime.
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -24,7 +29,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from scorekit.adapters.composite import check_single_samples, definition_of_service
-from scorekit.adapters.remote_requests import END_MARKS
 from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import RewardSettings, reward_settings
 from scorekit.adapters.trainer_limits import (
@@ -35,7 +39,7 @@ from scorekit.adapters.trainer_limits import (
     check_deadline,
 )
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.command import clean_exit, print_line
+from scorekit.command import clean_exit, print_line, run_app
 from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
 from scorekit.rewards import CompositeReward, load_definition
@@ -51,6 +55,13 @@ NoAuth = Annotated[
         "--no-auth",
         help="Allow an address that others can reach: the trainers send no key, so anyone there "
         "can ask for rewards.",
+    ),
+]
+AllowHost = Annotated[
+    str,
+    typer.Option(
+        help="Further names of this server, separated by commas: where the trainer calls it by a "
+        "host name. It answers to loopback names, addresses and these alone."
     ),
 ]
 TurnMark = Annotated[
@@ -86,7 +97,7 @@ LanguageKey = Annotated[
     str | None, typer.Option(help="Or: field of the label that is the language.")
 ]
 EndMark = Annotated[
-    list[str] | None, typer.Option(help="What ends a turn; default: the usual ones.")
+    list[str] | None, typer.Option(help="What ends a turn; default: the marks of common models.")
 ]
 Cut = Annotated[
     Overlong | None,
@@ -128,6 +139,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 5000,
     no_auth: NoAuth = False,
+    allow_host: AllowHost = "",
     src_key: SrcKey = "label",
     src_pattern: SrcPattern = None,
     src_template: SrcTemplate = None,
@@ -148,9 +160,11 @@ def serve(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the services at first.")] = 600.0,
 ) -> None:
     """Serve rewards to OpenRLHF and slime."""
-    with clean_exit():
+    with clean_exit(stdout="log"):
         if not no_auth and not is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
+        address = _Address(host, port, allow_host)
+        address.check()
         of_url = {"service": service, "task": task, "offset": offset}
         of_url |= {"overlong": overlong, "deadline": deadline}
         settings = reward_settings(
@@ -171,8 +185,23 @@ def serve(
             check_deadline(settings.deadline_s, trainer, "--deadline")
         if trainer == "slime" and clip_range is not None:
             raise UserError("--clip-range: has no effect with --trainer slime, which clips nothing")
-        marks = {"end_marks": tuple(end_mark or END_MARKS), "turn_mark": turn_mark}
-        asyncio.run(_serve(host, port, settings, _Start(service, trainer, clip_range, wait), marks))
+        marks = {"end_marks": tuple(end_mark) if end_mark else None, "turn_mark": turn_mark}
+        asyncio.run(_serve(address, settings, _Start(service, trainer, clip_range, wait), marks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """Holds where to listen, and the further names under which the trainer calls."""
+
+    host: str
+    port: int
+    allow_host: str
+
+    def check(self) -> None:
+        """Raise UserError for a name that is none."""
+        from scorekit.server.http.bridge import bridge_access
+
+        bridge_access(self.host, self.allow_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +233,20 @@ def _source(
 
 
 async def _serve(
-    host: str, port: int, settings: RewardSettings, start: _Start, marks: Mapping[str, Any]
+    address: _Address, settings: RewardSettings, start: _Start, marks: Mapping[str, Any]
 ) -> None:
-    import uvicorn
+    from scorekit.server.http.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
         client, label, rewards = await _opened(stack, settings, start)
         clip_range = None
         if start.trainer == "openrlhf":
             clip_range = _counted_clip_range(rewards, start.clip_range)
-        app = create_app(RewardServer(client, settings, **marks, clip_range=clip_range))
-        server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning"))
+        server = RewardServer(client, settings, **marks, clip_range=clip_range)
+        app = create_app(server, address.host, address.allow_host)
         path = "get_reward" if start.trainer == "openrlhf" else "remote_rm"
-        typer.echo(f"rewards of {label}: http://{host}:{port}/{path}", err=True)
-        await server.serve()
+        announce = f"rewards of {label}: "
+        await serve_bridge(app, address.host, address.port, lambda url: f"{announce}{url}/{path}")
 
 
 def _counted_clip_range(
@@ -242,7 +271,7 @@ async def _opened(
         return reward, label, reward_range(settings.definition, infos)
     client = await stack.enter_async_context(ScoringClient(settings.url, **settings.client_options))
     await client.wait_ready(start.wait_s)
-    info = await client.info()
+    info = await client.limits()
     if start.service is not None and info.service != start.service:
         raise UserError(f"--service {start.service}: {settings.url[0]} is a {info.service} service")
     definition = definition_of_service(settings, info)
@@ -251,4 +280,4 @@ async def _opened(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m scorekit.adapters.openrlhf")
+    run_app(app, prog_name="python -m scorekit.adapters.openrlhf")

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scorekit.adapters.composite import component_columns
 from scorekit.adapters.remote_requests import (
-    END_MARKS,
     RewardRequest,
     SlimeRequest,
     completion_of,
     create_routes,
     fields_of,
     parse_body,
-    without_end_marks,
 )
 from scorekit.adapters.rewards import RewardSettings, Samples, message_text, options_for, reward_of
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.errors import UserError
 from scorekit.rewards import CompositeReward, raise_for_missing
 from scorekit.scorers import raise_for_failures
+from scorekit.text.end_marks import without_end_marks
+
+if TYPE_CHECKING:
+    from scorekit.server.http.bridge import BridgeMiddleware
 
 
 class RewardServer:
@@ -35,7 +37,7 @@ class RewardServer:
         self,
         client: ScoringClient | CompositeReward,
         settings: RewardSettings,
-        end_marks: Sequence[str] = END_MARKS,
+        end_marks: Sequence[str] | None = None,
         turn_mark: str | None = None,
         clip_range: tuple[float, float] | None = None,
     ) -> None:
@@ -116,9 +118,18 @@ class RewardServer:
         return samples
 
 
-def create_app(server: RewardServer) -> Any:
-    """Return the ASGI application: POST /get_reward and /remote_rm, GET /health and /metrics."""
+def create_app(
+    server: RewardServer, host: str = "127.0.0.1", allow_host: str = ""
+) -> BridgeMiddleware:
+    """Return the ASGI application: POST /get_reward and /remote_rm, GET /health and /metrics.
+
+    host: the address that it listens on. allow_host: further names of it, separated by commas.
+    Raises UserError for a name that is none.
+    """
+    from scorekit.server.http.bridge import bridge_access
+
     return create_routes(
         posts={"/get_reward": server.get_reward, "/remote_rm": server.remote_rm},
         gets={"/health": lambda: {"live": True}, "/metrics": server.metrics},
+        access=bridge_access(host, allow_host),
     )

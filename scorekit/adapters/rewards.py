@@ -91,7 +91,8 @@ class RewardSettings(BaseSettings):
     def client_options(self) -> dict[str, Any]:
         """Return the options of the service's client."""
         limits = {"timeout_s": self.timeout_s, "deadline_s": self.deadline_s}
-        return {**limits, "max_in_flight": MAX_IN_FLIGHT}
+        # A trainer may be started before its service, also in a notebook.
+        return {**limits, "max_in_flight": MAX_IN_FLIGHT, "first_answer_s": self.deadline_s}
 
 
 #: Settings that a reward definition has itself, for each component.
@@ -173,7 +174,13 @@ class Samples:
             src = match["src"]
         row = fields if self._keeps_fields else {}
         sample = {**row, **self._fixed, "src": src, "mt": self._postprocess(mt)}
-        return sample | {name: _text(fields, key) for name, key in self._keys.items()}
+        return sample | {name: self._value(fields, key) for name, key in self._keys.items()}
+
+    def _value(self, fields: Mapping[str, Any], key: str) -> str | None:
+        """Return a field's text; None, where the row has none and a definition is to decide."""
+        if self._keeps_fields and key in fields and fields[key] is None:
+            return None
+        return _text(fields, key)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -268,7 +275,8 @@ class Rewards:
         except ScorekitError as error:
             if len(samples) == 1:
                 raise
-            log.warning("%s. Each of %d samples is requested alone", error, len(samples))
+            kind = type(error).__name__  # its text may be the server's
+            log.warning("%s: each of %d samples is requested alone", kind, len(samples))
             results = self._score_alone(samples)
             if all(result is None for result in results):
                 raise
@@ -282,7 +290,7 @@ class Rewards:
             try:
                 return (await client.score([sample], options))[0]
             except (ServiceUnreachable, RequestError) as error:
-                log.debug("no answer for %r: %s", sample, error)
+                log.debug("no answer for a sample: %s", type(error).__name__)
                 return None
 
         async def score_all(client: ScoringClient) -> list[Result | None]:

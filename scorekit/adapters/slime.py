@@ -34,11 +34,12 @@ from scorekit.adapters.composite import (
     once_per_loop,
     raise_for_outage,
 )
-from scorekit.adapters.remote_requests import END_MARKS, fields_of, without_end_marks
+from scorekit.adapters.remote_requests import fields_of
 from scorekit.adapters.rewards import RewardSettings, Samples, message_text, reward_settings
 from scorekit.client import ScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, RewardResult
+from scorekit.text.end_marks import without_end_marks
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ _RAW = ("ppo", "reinforce_plus_plus")
 #: Of the values of `Sample.Status`; of others it is not known.
 _FINISH_REASONS = {"truncated": "length", "completed": "stop"}
 #: Statuses of a completion that the policy could not finish. Its text is no translation.
-_NOT_GENERATED = ("failed", "aborted")
+_NOT_GENERATED = {"failed": "slime: failed", "aborted": "slime: aborted"}
 
 
 class SlimeRewards:
@@ -122,7 +123,7 @@ class SlimeRewards:
             **fields_of(sample.label),
             "finish_reason": _FINISH_REASONS.get(sample.status.value),
         }
-        text = without_end_marks(sample.response, END_MARKS)
+        text = without_end_marks(sample.response)
         return self._samples.sample(fields, message_text(sample.prompt), text)
 
 
@@ -139,7 +140,7 @@ async def reward(args: Any, sample: Any, **_: Any) -> Any:
     results = await _rewards_of(args).score(samples, is_group=bool(args.group_rm))
     for index, status in enumerate(sample.status.value for sample in samples):
         if status in _NOT_GENERATED:
-            results[index] = replace(results[index], reward=None, reason=f"slime: {status}")
+            results[index] = replace(results[index], reward=None, reason=_NOT_GENERATED[status])
     columns = component_columns(results)
     values = []
     for index, result in enumerate(results):
@@ -188,7 +189,8 @@ def _mark(sample: Any, result: RewardResult, stats: Mapping[str, float | None]) 
     """Keep a sample's components, and mark it if it has no reward."""
     sample.metadata[STATS_KEY] = dict(stats)
     if result.reward is None:
-        log.warning("sample %s leaves the loss: %s", sample.index, result.reason)
+        cause = result.cause if result.reason not in _NOT_GENERATED.values() else result.reason
+        log.warning("sample %s leaves the loss: %s", sample.index, cause)
         sample.metadata[REASON_KEY] = result.reason
         sample.remove_sample = True
     elif sample.metadata.pop(REASON_KEY, None) is not None:  # it failed before, and was asked again

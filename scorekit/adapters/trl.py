@@ -19,13 +19,18 @@ from scorekit.adapters.composite import (
     truncation_rules,
 )
 from scorekit.adapters.rewards import RewardSettings, message_text, reward_settings, rewards_for
-from scorekit.errors import UserError
-from scorekit.rewards import RewardResult
+from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.rewards import RewardDefinition, RewardResult
+from scorekit.rewards.formula import refusing_gate
+from scorekit.rewards.results import log_words
 from scorekit.schemas import Failed
 
 log = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., list[float | None]]
+#: Calls in a row in which no completion has a reward, because components failed or gates could not
+#: decide. TRL would go on, with loss 0.
+MAX_UNREWARDED_CALLS = 8
 #: Fields of a sample that the completions of one group share, beside the prompt.
 _GROUP_FIELDS = ("src", "ref", "src_lang", "tgt_lang")
 
@@ -42,7 +47,9 @@ def reward_function(
     name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>;
     `definition`, a composite reward, takes the place of `url`.
     Prompts and completions may be texts or lists of chat messages. A completion that could not be
-    scored gets None; if the services answer for none of them, the function raises.
+    scored gets None; if the services answer for none of them, the function raises, and so it does
+    if components have failed, or gates could not decide, for all completions of
+    `MAX_UNREWARDED_CALLS` calls in a row.
 
     With a definition, TRL logs for each component the mean of the values that there are, and the
     share of completions that have one (`coverage`); a table of completions gets each value, and
@@ -77,8 +84,30 @@ def _check_group_size(settings: RewardSettings, num_generations: int) -> None:
         raise UserError("num_generations: has no effect without a rule of groups. Remove it")
 
 
+class _UnrewardedCalls:
+    """Ends a run that gets no reward at all."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def note(self, failures: Sequence[str | None]) -> None:
+        """Count a call. failures: why each completion has no reward; None: it has one, or a gate
+        has refused it.
+
+        Raises ServiceUnreachable if the last `MAX_UNREWARDED_CALLS` calls have failed throughout.
+        """
+        if not failures:
+            return
+        self._count = 0 if None in failures else self._count + 1
+        if self._count >= MAX_UNREWARDED_CALLS:
+            raise ServiceUnreachable(
+                "reward", f"no completion of {self._count} calls has one: {log_words(failures[0])}"
+            )
+
+
 def _service_function(settings: RewardSettings) -> RewardFunction:
     rewards_for(settings)  # raises now if a pattern is wrong
+    unrewarded = _UnrewardedCalls()
 
     def rewards(
         prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
@@ -90,6 +119,16 @@ def _service_function(settings: RewardSettings) -> RewardFunction:
             for row, prompt, completion in zip(rows, prompts, completions, strict=True)
         ]
         results = source.score_each(samples)
+        unrewarded.note(
+            [
+                "no answer"
+                if r is None
+                else f"{r.error.type}: {r.error.message}"
+                if isinstance(r, Failed)
+                else None
+                for r in results
+            ]
+        )
         return [None if r is None or isinstance(r, Failed) else source.reward(r) for r in results]
 
     return rewards
@@ -101,6 +140,7 @@ def _composite_function(
     definition = definition_of(settings)
     composite_rewards_for(settings)  # raises now if a pattern or a rule is wrong
     truncations = truncation_rules(definition)
+    unrewarded = _UnrewardedCalls()
 
     def rewards(
         prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
@@ -121,9 +161,17 @@ def _composite_function(
             groups = group_indices(prompts, samples, num_generations)
         results = source.score(samples, groups)
         _log_components(name, results, columns)
+        unrewarded.note([_failure(definition, result) for result in results])
         return [result.reward for result in results]
 
     return rewards
+
+
+def _failure(definition: RewardDefinition, result: RewardResult) -> str | None:
+    """Return why a completion has no reward; None: it has one, or a closed gate has refused it."""
+    refusal = refusing_gate(definition, result.gates)
+    is_refused = refusal is not None and result.gates[refusal[0]].status == "closed"
+    return None if result.reward is not None or is_refused else result.reason
 
 
 def completion_text(completion: Any) -> str:
@@ -193,7 +241,7 @@ def _log_components(
     TRL takes the mean of all values of a metric, in all processes. A value that is missing is
     not logged there; in the table of completions it is None.
     """
-    missing = [result.reason for result in results if result.reward is None]
+    missing = [result.cause for result in results if result.reward is None]
     if missing:
         log.warning(
             "%s: %d of %d completions have no reward: %s",

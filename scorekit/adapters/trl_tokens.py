@@ -182,8 +182,8 @@ class SpanRewards:
 
 def _check_span_arguments(weight: Any, stop_ids: Any, weights: Any, *options: Any) -> None:
     """Raise UserError if a setting of SpanRewards is wrong. options: those of the overlap."""
-    if not is_finite(weight):
-        raise UserError(f"weight: {weight!r} is not finite, or no number. Set one")
+    if not is_finite(weight) or weight < 0:  # below 0 it would reward errors
+        raise UserError(f"weight: {weight!r} is no finite number of at least 0. Set one")
     try:
         check_span_options(weights, *options)
         check_trained_weights(weights, weight)

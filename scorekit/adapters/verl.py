@@ -8,13 +8,16 @@
 Start the trainer with `python -m scorekit.adapters.verl_run`, which checks these keys before Ray
 starts. Settings are those of RewardSettings, as `reward_kwargs` or from SCOREKIT_REWARD_<NAME>;
 `definition` in place of `url` gives a composite reward. A sample's fields are those of
-`extra_info`, and `ground_truth`. A failure raises, so verl drops the completion from its group.
+`extra_info`, and `ground_truth`. A failure raises, so verl drops the completion from its group. A
+mistake of the user's raises no Exception but `RunEnds`, which no reward manager takes for a failed
+completion.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +31,13 @@ from scorekit.adapters.rewards import (
     reward_settings,
 )
 from scorekit.client import ScoringClient
-from scorekit.errors import TEXT_ERROR_TYPES, SampleError
+from scorekit.errors import (
+    TEXT_ERROR_TYPES,
+    ModelChanged,
+    RequestError,
+    SampleError,
+    UserError,
+)
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, raise_for_missing
 from scorekit.schemas import JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
@@ -37,11 +46,33 @@ from scorekit.scorers import raise_for_failures
 RAISING_MANAGERS = ("naive", "dapo", "gdpo")
 
 
-class UnsafeRewardManager(BaseException):
-    """A reward manager that may turn a failure into reward 0.
+#: Statuses of a request that every later one gets, too: a wrong URL or key.
+_CONFIG_STATUS = frozenset({401, 403, 404, 405, 415})
 
-    It is no Exception on purpose: the manager `rate_limited` answers every Exception with reward 0.
+
+class RunEnds(BaseException):
+    """A mistake for which no completion can have a reward.
+
+    It is no Exception on purpose: the manager `rate_limited` answers every Exception with reward 0,
+    and others take it for the failure of one completion.
     """
+
+
+class UnsafeRewardManager(RunEnds):
+    """A reward manager that may turn a failure into reward 0."""
+
+
+@contextmanager
+def mistakes_end_the_run() -> Iterator[None]:
+    """Raise RunEnds for a wrong setting, definition, row or key, and where the model changed."""
+    try:
+        yield
+    except (UserError, ModelChanged) as error:
+        raise RunEnds(str(error)) from error
+    except RequestError as error:
+        if error.status in _CONFIG_STATUS:
+            raise RunEnds(str(error)) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,17 +225,19 @@ async def compute_score(
     manager makes of a failure.
     reward_router_address, reward_model_tokenizer: verl passes them if it runs a reward model.
 
-    Raises UnsafeRewardManager if the manager is not known to let exceptions pass, and else the
-    errors of `score` of ServiceRewards or DefinitionRewards.
+    Raises UnsafeRewardManager if the manager is not known to let exceptions pass, RunEnds for a
+    mistake (see `mistakes_end_the_run`), and else the errors of `score` of ServiceRewards or
+    DefinitionRewards.
     """
     if reward_manager not in RAISING_MANAGERS:
         raise UnsafeRewardManager(
             f"reward_kwargs.reward_manager: {reward_manager!r} may turn a failed score into reward "
             f"0. Choose one of {', '.join(RAISING_MANAGERS)} and pass its name"
         )
-    rewards = async_rewards(settings)
-    fields = {**(extra_info or {}), "ground_truth": ground_truth}
-    prompt = fields.get("prompt")
-    text = None if prompt is None else message_text(prompt)
-    scored = await rewards.score(fields, text, solution_str)
+    with mistakes_end_the_run():
+        rewards = async_rewards(settings)
+        fields = {**(extra_info or {}), "ground_truth": ground_truth}
+        prompt = fields.get("prompt")
+        text = None if prompt is None else message_text(prompt)
+        scored = await rewards.score(fields, text, solution_str)
     return {"score": scored.reward, **scored.numbers}

@@ -9,13 +9,17 @@ line, before Ray starts.
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
 from scorekit.adapters import verl as adapter
@@ -27,11 +31,13 @@ from scorekit.adapters.verl import (
     plain_settings,
     sample_definition,
 )
+from scorekit.adapters.verl_rows import check_rows
 from scorekit.command import run_command
 from scorekit.config import Config
 from scorekit.config import check_config as check_section
 from scorekit.credit import SEVERITY_WEIGHTS
 from scorekit.credit.checks import check_stop_ids, check_trained_weights
+from scorekit.documents import read_yaml
 from scorekit.errors import UserError
 
 #: Advantage estimators of verl 0.9.1 that keep the position of a token's reward, and ours.
@@ -60,7 +66,8 @@ TOKEN_KEYS = tuple(field.alias or name for name, field in LoopEntry.model_fields
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Raise UserError if a failed score could become a number, or our code would not be called.
+    """Raise UserError if a failed score could become a number, or our code would not be called, or
+    if the first rows of the dataset lack what the reward reads.
 
     config: verl's whole config, as a dictionary without interpolations.
     """
@@ -75,6 +82,7 @@ def check_config(config: Mapping[str, Any]) -> None:
         settings = _check_function(config["reward"])
     make_rewards(settings)
     _check_components(config, settings)
+    check_rows(config.get("data") or {}, settings, gets_prompt=agent == TOKENS_AGENT)
 
 
 def _check_function(reward: Mapping[str, Any]) -> RewardSettings:
@@ -177,10 +185,9 @@ def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
 def _loop_entry(path: str) -> LoopEntry:
     """Return the entry of our agent loop in verl's file."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{_LOOP_FILE}: {path} cannot be read: {reason}") from None
+        content = read_yaml(Path(path))
+    except UserError as error:
+        raise UserError(f"{_LOOP_FILE}: {error}") from None
     entries = [
         entry
         for entry in (content if isinstance(content, list) else ())
@@ -263,4 +270,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(main, stdout="log")

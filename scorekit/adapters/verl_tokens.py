@@ -25,7 +25,12 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from scorekit.adapters.rewards import message_text, reward_settings
-from scorekit.adapters.verl import ScoredText, async_rewards, plain_settings
+from scorekit.adapters.verl import (
+    ScoredText,
+    async_rewards,
+    mistakes_end_the_run,
+    plain_settings,
+)
 from scorekit.adapters.verl_run import check_token_settings
 from scorekit.credit import SEVERITY_WEIGHTS, DecodeConfig, assign_credit, decode_completion
 from scorekit.credit.checks import MAX_FLOAT32
@@ -60,6 +65,7 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
     its group.
     """
 
+    @mistakes_end_the_run()
     def __init__(
         self,
         *args: Any,
@@ -74,7 +80,7 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
         settings: those of RewardSettings. span_component: of a definition, the component of a
         service that marks error spans. stop_ids: ids that end a completion and are no part of its
         text; None: the tokenizer's EOS.
-        Raises UserError if a setting is wrong.
+        Raises RunEnds if a setting is wrong.
         """
         super().__init__(*args, **kwargs)
         if not isinstance(settings, Mapping):
@@ -93,7 +99,7 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
         """Return a completion with token rewards.
 
         kwargs: the dataset's row. Raises the errors of the adapter's clients, SampleError for spans
-        outside the text, and UserError for a severity without a weight."""
+        outside the text, and RunEnds for a mistake, such as a severity without a weight."""
         output = await super().run(sampling_params, **kwargs)
         ids = list(output.response_ids)
         if not ids:
@@ -101,9 +107,10 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
         text = decode_completion(self.tokenizer, ids[:-1] if ids[-1] in self.stop_ids else ids)
         truth = (kwargs.get("reward_model") or {}).get("ground_truth")
         fields = {**(kwargs.get("extra_info") or {}), "ground_truth": truth}
-        prompt = message_text(list(kwargs["raw_prompt"]))
-        scored = await async_rewards(self.settings).score(fields, prompt, text)
-        span_rewards, covered = self._credit(ids, scored)
+        with mistakes_end_the_run():
+            prompt = message_text(list(kwargs["raw_prompt"]))
+            scored = await async_rewards(self.settings).score(fields, prompt, text)
+            span_rewards, covered = self._credit(ids, scored)
         pairs = zip(output.response_mask, covered, strict=True)
         mask = [int(bool(sampled) and is_covered) for sampled, is_covered in pairs]
         rewards = place_rewards(scored.reward, span_rewards, mask)

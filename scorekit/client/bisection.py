@@ -81,7 +81,7 @@ class Bisection:
                 async for pair in self._cut_as_needed([(index, body)], sending, breaks):
                     yield pair
 
-    async def _cut_as_needed(
+    async def _cut_as_needed(  # noqa: C901 - all ends of a request in one place
         self, samples: list[Placed], sending: Sending, breaks: int
     ) -> AsyncIterator[Answered]:
         """Yield the answers; split a request that is too large or has broken the connection."""

@@ -64,7 +64,14 @@ def _encode(
     index: int, sample: Sample, max_bytes: int, empty_is_text: bool
 ) -> tuple[str | None, bytes, str | None]:
     """Return (id, JSON without the id, error or None) of a sample."""
-    fields = sample.wire() if isinstance(sample, SampleForScoring) else dict(sample)
+    if isinstance(sample, SampleForScoring):
+        fields = sample.wire()
+    elif isinstance(sample, Mapping):
+        fields = dict(sample)
+    else:
+        kind = type(sample).__name__
+        raise UserError(f"samples.{index}: a {kind}. Give a dict with src and mt")
+    _check_fields(index, fields)
     id = fields.pop("id", None)
     if id is not None and not isinstance(id, str):
         raise UserError(f"samples.{index}.id: a string or None, not {type(id).__name__}")
@@ -79,6 +86,18 @@ def _encode(
     if len(body) > max_bytes:
         return id, b"", f"{len(body)} bytes, a request may have {max_bytes}"
     return id, body, None
+
+
+def _check_fields(index: int, fields: Mapping[Any, Any]) -> None:
+    """Raise UserError for a value that JSON would have as another text: a date, bytes, a path."""
+    for name, value in fields.items():
+        if not isinstance(name, str):
+            raise UserError(f"samples.{index}: the field name {name!r} is no text")
+        if value is not None and not isinstance(
+            value, str | bool | int | float | list | tuple | dict
+        ):
+            kind = type(value).__name__
+            raise UserError(f"samples.{index}.{name}: a {kind}. Give a text")
 
 
 def failure(type: str, message: str, id: str | None = None) -> Failed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -18,12 +19,13 @@ import httpx
 from pydantic_core import from_json
 
 from scorekit.client.bisection import Answered, Bisection, Sending
-from scorekit.client.deduplication import Placed, UniqueSamples
+from scorekit.client.deduplication import Placed, UniqueSamples, failure
 from scorekit.client.replicas import Replica, ReplicaPool
 from scorekit.client.transport import (
     attempts,
     http_client,
     is_retryable,
+    json_of,
     lines_of,
     not_sent,
     parse_response,
@@ -34,15 +36,20 @@ from scorekit.client.transport import (
 )
 from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnreachable
 from scorekit.net.answers import read_whole
+from scorekit.net.masking import server_words
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
-from scorekit.schemas import Failed, Info, Priority, Result, score_result
+from scorekit.schemas import Failed, Info, Priority, Result, ScoreRange, score_result
 
 log = logging.getLogger(__name__)
 
 #: Seconds by which an answer may be later than the time granted to the service.
 _GRACE_S = 10.0
 _JSON = {"Content-Type": "application/json"}
+#: Longest message of a failed sample.
+_MAX_MESSAGE_CHARS = 2000
+#: A score may be outside its range by so much of the range's width: numbers are rounded.
+_TOLERANCE = 1e-6
 
 
 @dataclass(slots=True)
@@ -80,7 +87,6 @@ class RequestDispatcher:
     def __init__(
         self,
         endpoints: ReplicaPool,
-        key: str | None,
         *,
         timeout_s: float,
         max_in_flight: int,
@@ -91,7 +97,7 @@ class RequestDispatcher:
         self._timeout_s = timeout_s
         self._pin_model = pin_model
         self._retry_samples = retry_samples
-        self._http = http_client(key, max_in_flight)
+        self._http = http_client([endpoint.url for endpoint in endpoints.all], max_in_flight)
         self.slots = asyncio.Semaphore(max_in_flight)
         self.outage_log = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
         self.model_changed = False
@@ -188,17 +194,20 @@ class RequestDispatcher:
         body = self._body(samples, request)
         answer = await self._json(endpoint, "POST", "/v1/score", request.deadline, body)
         with parse_response(endpoint.url):
-            results = map(score_result.validate_python, answer["results"])
-            pairs = list(zip((index for index, _ in samples), results, strict=True))
-            self._check_model(endpoint, request.call, answer["model"])
+            info = self._check_model(endpoint, request.call, answer["model"])
+            answered = zip(samples, answer["results"], strict=True)
+            header = endpoint.authorization.get("Authorization")
+            pairs = [
+                (index, read_result(raw, body, info, header)) for (index, body), raw in answered
+            ]
         for pair in pairs:
             yield pair
 
     async def _stream_once(
         self, endpoint: Replica, samples: list[Placed], request: _Request
     ) -> AsyncIterator[Answered]:
-        await self._ask_model(endpoint, request)  # a stream does not name it
-        index_by_position = dict(enumerate(index for index, _ in samples))
+        info = await self._ask_model(endpoint, request)  # a stream does not name it
+        sample_by_position = dict(enumerate(samples))
         body, deadline = self._body(samples, request), request.deadline
         response = None
         try:
@@ -212,18 +221,19 @@ class RequestDispatcher:
                 if line is None:
                     raise ResponseLost(endpoint.url, "the stream broke off")
                 with parse_response(endpoint.url):
-                    result = from_json(line)
+                    result = json_of(line)
                     if "done" in result:
                         break
-                    index = index_by_position.pop(result.pop("index"))
-                    scored = score_result.validate_python(result)
+                    index, sample_body = sample_by_position.pop(result.pop("index"))
+                    header = endpoint.authorization.get("Authorization")
+                    scored = read_result(result, sample_body, info, header)
                 yield index, scored
-            if index_by_position:
+            if sample_by_position:
                 raise ServiceUnreachable(endpoint.url, "the stream did not answer everything")
         except TimeoutError:
-            raise _too_late(endpoint, deadline.seconds) from None
+            raise deadline.timeout_error(_too_late(endpoint, deadline.seconds)) from None
         except httpx.HTTPError as error:
-            raise ResponseLost(endpoint.url, reason_of(error)) from error
+            raise ResponseLost(endpoint.url, reason_of(error, endpoint.url)) from error
         finally:
             if response is not None:
                 await response.aclose()
@@ -248,24 +258,26 @@ class RequestDispatcher:
                 async with aclosing(await self._open(endpoint, method, path, body)) as opened:
                     response = await read_whole(opened, endpoint.url)
         except TimeoutError:
-            raise _too_late(endpoint, time.monotonic() - started) from None
+            too_late = _too_late(endpoint, time.monotonic() - started)
+            raise deadline.timeout_error(too_late) from None
         except httpx.HTTPError as error:  # the answer had begun: the service had finished the work
-            raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
+            raise ServiceUnreachable(endpoint.url, reason_of(error, endpoint.url)) from error
         with parse_response(endpoint.url):
-            return from_json(response.content)
+            return json_of(response.content)
 
     async def _open(
         self, endpoint: Replica, method: str, path: str, body: bytes | None
     ) -> httpx.Response:
         """Return an answer after its head. Raises ResponseLost if the connection broke before."""
+        headers = endpoint.authorization | (_JSON if body is not None else {})
         request = self._http.build_request(
-            method, endpoint.url + path, content=body, headers=_JSON if body is not None else {}
+            method, endpoint.url + path, content=body, headers=headers
         )
         try:
             response = await self._http.send(request, stream=True)
         except httpx.HTTPError as error:
             kind = ServiceUnreachable if not_sent(error) else ResponseLost
-            raise kind(endpoint.url, reason_of(error)) from error
+            raise kind(endpoint.url, reason_of(error, endpoint.url)) from error
         if response.status_code != 200:
             try:
                 refusal = await read_whole(response, endpoint.url)
@@ -274,23 +286,78 @@ class RequestDispatcher:
             raise_refusal(endpoint.url, refusal)
         return response
 
-    async def _ask_model(self, endpoint: Replica, request: _Request) -> None:
+    async def _ask_model(self, endpoint: Replica, request: _Request) -> Info | None:
         info = await self.get(endpoint, "/v1/info", request.deadline)
         with parse_response(endpoint.url):
             model = {"id": info["model"], **{n: info[n] for n in ("service", "revision")}}
-            self._check_model(endpoint, request.call, model)
+            return self._check_model(endpoint, request.call, model)
 
-    def _check_model(self, endpoint: Replica, call: Call, model: Any) -> None:
-        """Raise if the model differs from that of the start of the call, unless it may change."""
+    def _check_model(self, endpoint: Replica, call: Call, model: Any) -> Info | None:
+        """Return what describes the model that answers; None if it has changed and may.
+
+        Raises ModelChanged if it differs from that of the start of the call and may not."""
         info = call.info
         if model == {"service": info.service, "id": info.model, "revision": info.revision}:
-            return
+            return info
         # Another service's scores mean something else, and may even point the other way.
         if self._pin_model or model["service"] != info.service:
-            reason = f"it runs {model['id']} {model['revision']}, not {info.model} {info.revision}"
-            raise ModelChanged(endpoint.url, reason)
+            current = server_words(f"{model['id']} {model['revision']}", max_chars=200)
+            expected = server_words(f"{info.model} {info.revision}", max_chars=200)
+            raise ModelChanged(endpoint.url, f"it runs {current}, not {expected}")
         call.keys.clear()  # they belong to the old model
         self.model_changed = True
+        return None
+
+
+def read_result(
+    raw: Any, body: bytes, info: Info | None, authorization: str | None = None
+) -> Result:
+    """Return a result of an answer; a score that the model cannot give is a `model_failure`.
+
+    raw: the result as JSON has it. body: the sample that was sent. info: of the model; None: it is
+    not known, so its range is not either. authorization: the header that was sent, which no error
+    may echo. Raises ValueError for another form.
+    """
+    score = raw.get("score") if isinstance(raw, dict) and raw.get("ok") is True else None
+    if isinstance(score, int | float) and (reason := score_error(score, body, info)):
+        return failure("model_failure", reason, raw.get("id"))
+    result = score_result.validate_python(raw)
+    if isinstance(result, Failed):
+        message = server_words(
+            result.error.message, authorization=authorization, max_chars=_MAX_MESSAGE_CHARS
+        )
+        if message != result.error.message:
+            error = result.error.model_copy(update={"message": message})
+            result = result.model_copy(update={"error": error})
+    return result
+
+
+def score_error(score: float, body: bytes, info: Info | None) -> str:
+    """Return why a score cannot be the model's, or ""."""
+    try:
+        score = float(score)
+    except OverflowError:  # a whole number of 309 digits or more
+        score = math.inf
+    if not math.isfinite(score):
+        return f"the service gave the score {score}, which is no finite number"
+    bounds = None if info is None else _score_range(body, info)
+    if bounds is None:
+        return ""
+    low = -math.inf if bounds.min is None else bounds.min
+    high = math.inf if bounds.max is None else bounds.max
+    width = high - low if math.isfinite(high - low) else 1.0
+    if low - _TOLERANCE * width <= score <= high + _TOLERANCE * width:
+        return ""
+    ends = ["any" if bound is None else f"{bound:g}" for bound in (bounds.min, bounds.max)]
+    return f"the service gave the score {score:g}, outside the model's range {' to '.join(ends)}"
+
+
+def _score_range(body: bytes, info: Info) -> ScoreRange | None:
+    """Return the range of a sample's score; a judge has one for each task."""
+    if info.tasks is None:
+        return info.score_range if info.service != "judge" else None
+    task = info.tasks.get(from_json(body).get("task") or "")
+    return None if task is None else task.score_range
 
 
 def _may_pass(result: Result) -> bool:

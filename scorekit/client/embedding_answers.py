@@ -9,13 +9,17 @@ from array import array
 from typing import Any
 
 import httpx
-from pydantic_core import from_json
 
+from scorekit.client.transport import json_of, key_hint
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable
+from scorekit.net.masking import server_words
+from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import retry_after_s
 
 #: Statuses that a text, or the number of texts, may cause.
 _TEXT_STATUSES = frozenset({400, 413, 422})
+#: Longest words of a refusal in an error: scorekit's embedder names several texts in it.
+_MAX_MESSAGE_CHARS = 2000
 #: The form in which scorekit's embedder names a refused text.
 _NAMED_TEXT = re.compile(r"\binput\.(\d{1,9}): (invalid_input|overlong): ")
 #: Words of other servers' errors about a text that is too long.
@@ -47,17 +51,20 @@ class RefusedTexts(Exception):
 def raise_failure(base: str, response: httpx.Response) -> None:
     """Raise the typed error of an answer that is not 200, from any kind of server."""
     status, (type, message) = response.status_code, _type_and_message(response)
-    description = f"{base}: HTTP {status}" + (f": {message}" if message else "")
+    authorization = response.request.headers.get("authorization", "")
+    message = server_words(message, authorization=authorization, max_chars=_MAX_MESSAGE_CHARS)
+    description = f"{base}: HTTP {status}" + (f": {message}" if message else proxy_note(base))
     if status in _TEXT_STATUSES:
         error_type = "too_large" if status == 413 else "invalid_request"
         raise RefusedTexts(RequestError(error_type, description, status=status), message)
     if status in (401, 403):
-        had_key = "authorization" in response.request.headers
-        hint = "the key was refused: check" if had_key else "no key was sent: set"
-        raise RequestError("unauthorized", f"{description}; {hint} SCOREKIT_API_KEY (or api_key=)")
+        hint = f"{key_hint(authorization)} SCOREKIT_API_KEY (or api_key=)"
+        raise RequestError("unauthorized", f"{description}; {hint}")
     if status < 500 and status not in (408, 424, 429):
         raise ServiceUnreachable(
-            base, f"HTTP {status}: {message or 'no embeddings'}", retryable=False
+            base,
+            f"HTTP {status}: {message or 'no embeddings' + proxy_note(base)}",
+            retryable=False,
         )
     if type == "internal":  # of scorekit's embedder: it would fail again
         raise RequestError("internal", description)
@@ -67,9 +74,9 @@ def raise_failure(base: str, response: httpx.Response) -> None:
 
 
 def _type_and_message(response: httpx.Response) -> tuple[str, str]:
-    """Return type and one-line message of a refusal by scorekit, OpenAI, TEI or vLLM."""
+    """Return type and message of a refusal by scorekit, OpenAI, TEI or vLLM."""
     try:
-        body = from_json(response.content)
+        body = json_of(response.content)
     except ValueError:
         return "", ""
     inner = body.get("error") if isinstance(body, dict) else None
@@ -78,7 +85,7 @@ def _type_and_message(response: httpx.Response) -> tuple[str, str]:
     if not isinstance(body, dict):
         return "", ""
     message = body.get("message") or body.get("error") or body.get("detail") or ""
-    return str(body.get("type")), " ".join(str(message).split())[:2000]
+    return str(body.get("type")), str(message)
 
 
 def vectors_in_order(rows: list[dict[str, Any]], count: int) -> list[list[float]]:
@@ -98,7 +105,10 @@ def _numbers(raw: Any) -> list[float]:
         if sys.byteorder == "big":
             floats.byteswap()
         return floats.tolist()
-    numbers = [float(number) for number in raw]
+    try:
+        numbers = [float(number) for number in raw]
+    except OverflowError:
+        raise ValueError("a whole number of 309 digits or more") from None
     if not numbers:
         raise ValueError("an empty vector")
     return numbers

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 import httpx
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from scorekit.client.embedding_answers import (
     RefusedTexts,
@@ -25,11 +25,14 @@ from scorekit.client.embedding_answers import (
     raise_failure,
     vectors_in_order,
 )
-from scorekit.client.transport import RetryingSession, checked_url, resolve_api_key
+from scorekit.client.transport import RetryingSession, json_of, resolve_api_key, service_url
 from scorekit.errors import RequestError, SampleError, ServerEnded, ServiceUnreachable, UserError
+from scorekit.net.addresses import ServerUrl
+from scorekit.net.first_answer import first_answer_limit_s
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.tasks import gather_or_cancel
 from scorekit.numeric.vectors import vector_error
+from scorekit.scorers import check_is_list
 
 #: A vector, or the reason why a text has none.
 Embedded = list[float] | SampleError
@@ -75,7 +78,9 @@ class Embeddings(ForkSafeClient["_Client"]):
     request with its retries (no connection, 424, 429, 5xx) and the pauses between them.
     max_in_flight: concurrent requests. exit_reason: called if nothing answers; returns why the
     server will not come back, if the caller started its process and it has ended; then ServerEnded
-    is raised at once. Raises UserError if the URL is not http.
+    is raised at once. first_answer_s: seconds to wait for a server that has never answered; None:
+    10 s in a notebook or at a prompt, else until the deadline. Raises UserError if the URL is not
+    http.
     """
 
     def __init__(
@@ -89,13 +94,16 @@ class Embeddings(ForkSafeClient["_Client"]):
         deadline_s: float = 900.0,
         max_in_flight: int = 4,
         exit_reason: Callable[[], str | None] = lambda: None,
+        first_answer_s: float | None = None,
     ) -> None:
-        base = checked_url(url).removesuffix("/v1")
+        server_parts = service_url(url)
+        base = server_parts.address.removesuffix("/v1")
         key = resolve_api_key(api_key)
+        limit_s = first_answer_limit_s(first_answer_s)
 
         def make() -> _Client:
             server = RetryingSession(
-                base,
+                ServerUrl(base, server_parts.authorization),
                 key,
                 "embedding server",
                 timeout_s=timeout_s,
@@ -103,6 +111,7 @@ class Embeddings(ForkSafeClient["_Client"]):
                 max_in_flight=max_in_flight,
                 may_help=lambda error: getattr(error, "retryable", False),
                 end_reason=exit_reason,
+                first_answer_s=limit_s,
             )
             return _Client(base, model, batch_size, server)
 
@@ -125,8 +134,9 @@ class Embeddings(ForkSafeClient["_Client"]):
         its place. Raises ServiceUnreachable if there is no answer until the deadline, or an invalid
         one: another form, another model or dimension than before, a number that is not finite, a
         vector of zeros, another vector than the canary's. Raises RequestError if the server refuses
-        a plain text, too.
+        a plain text, too; UserError for what is no list of texts.
         """
+        check_is_list("texts", texts)
         return self.run(lambda client: client.embed(list(texts), canary))
 
 
@@ -199,7 +209,7 @@ class _Client:
     async def _get(self, path: str) -> dict[str, Any]:
         """Return a JSON object; empty if the path has none."""
         try:
-            answer = from_json((await self._request("GET", path)).content)
+            answer = json_of((await self._request("GET", path)).content)
         except (ServiceUnreachable, RequestError) as error:
             has_ended = isinstance(error, ServerEnded)
             if error.retryable or has_ended or getattr(error, "status", 0) == 401:
@@ -268,7 +278,7 @@ class _Client:
         body = to_json({"model": self._model, "input": sent, "encoding_format": "base64"})
         response = await self._request("POST", "/v1/embeddings", body)
         try:
-            answer = from_json(response.content)
+            answer = json_of(response.content)
             vectors = vectors_in_order(answer["data"], len(sent))
             model = answer.get("model")
         except (ValueError, KeyError, TypeError, AttributeError) as error:

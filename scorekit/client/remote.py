@@ -4,32 +4,49 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.sync import SyncScoringClient
 from scorekit.errors import UserError
-from scorekit.scorers import RewardOutput, SampleForScoring, Scorer, ScoringConfig, reward_output
+from scorekit.scorers import (
+    RewardOutput,
+    SampleForScoring,
+    Scorer,
+    ScorerSample,
+    ScoringConfig,
+    as_samples,
+    as_scoring_config,
+    reward_output,
+)
 
 
 class RemoteScorer(SyncScoringClient):
     """A scoring service behind the scorer protocol of scorekit/scorers.py."""
 
     def score_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+        self,
+        samples: Iterable[ScorerSample],
+        cfg: ScoringConfig | Mapping[str, Any] | None = None,
     ) -> RewardOutput:
-        """Score in order; a failed sample has None as its score."""
-        cfg = cfg or ScoringConfig()
-        return self.run(lambda client: _scored(client, samples, cfg))
+        """Score in order; a failed sample has None as its score.
+
+        samples: `SampleForScoring`, or dicts with its fields. cfg: also as a dict.
+        Raises UserError for a sample or an option that is wrong.
+        """
+        chosen, options = as_samples(samples), as_scoring_config(cfg)
+        return self.run(lambda client: _scored(client, chosen, options))
 
     def submit_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+        self,
+        samples: Iterable[ScorerSample],
+        cfg: ScoringConfig | Mapping[str, Any] | None = None,
     ) -> Future[RewardOutput]:
         """Start `score_batch` without waiting. Cancel the future to end its requests."""
-        cfg = cfg or ScoringConfig()
-        return self.submit(lambda client: _scored(client, samples, cfg))
+        chosen, options = as_samples(samples), as_scoring_config(cfg)
+        return self.submit(lambda client: _scored(client, chosen, options))
 
 
 async def _scored(

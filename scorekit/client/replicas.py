@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from scorekit.client.transport import checked_url, is_retryable
+from scorekit.client.transport import is_retryable, service_url
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from scorekit.net.addresses import address_of
 from scorekit.schemas import Info
 
 #: Seconds that a failed URL is used only if every other one failed too.
@@ -19,12 +20,14 @@ _REST_S = 5.0
 class Replica:
     """The state of one URL. Times are those of `time.monotonic`.
 
+    url: without user name and password. authorization: the header of its requests.
     resting_until: until then other URLs are preferred, after a failure.
     asked_until: end of the pause that its Retry-After asks for.
     silent: whether the last request could not reach it (or got 502 to 504).
     """
 
     url: str
+    authorization: dict[str, str] = field(default_factory=dict, repr=False)
     outstanding: int = 0
     resting_until: float = 0.0
     asked_until: float = 0.0
@@ -32,13 +35,17 @@ class Replica:
 
 
 class ReplicaPool:
-    """The URLs of the replicas of one service."""
+    """The URLs of the replicas of one service.
 
-    def __init__(self, urls: str | Iterable[str]) -> None:
+    key: sent to those whose URL has no password.
+    """
+
+    def __init__(self, urls: str | Iterable[str], key: str | None = None) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
             raise UserError("a client needs at least one URL")
-        self.all = [Replica(checked_url(url)) for url in urls]
+        servers = [service_url(url) for url in urls]
+        self.all = [Replica(s.address, s.authorization_header(key)) for s in servers]
 
     @asynccontextmanager
     async def pick(self) -> AsyncIterator[Replica]:
@@ -48,6 +55,12 @@ class ReplicaPool:
         over."""
         now = time.monotonic()
         endpoint = min(self.all, key=lambda e: (max(e.resting_until, now), e.outstanding))
+        async with self.use(endpoint):
+            yield endpoint
+
+    @asynccontextmanager
+    async def use(self, endpoint: Replica) -> AsyncIterator[Replica]:
+        """Yield this URL, and note whether its request succeeds."""
         endpoint.outstanding += 1
         try:
             yield endpoint
@@ -78,17 +91,27 @@ def check_service(key: str, url: str, info: Info, expected: str) -> None:
     """Raise UserError if another kind of service answers at a URL. key: of the config."""
     if info.service != expected:
         raise UserError(
-            f"{key}: {url} is a {info.service} service, not {expected}: correct the URL"
+            f"{key}: {address_of(url)} is a {info.service} service, not {expected}: correct the URL"
         )
 
 
-def check_agreement(key: str, infos: Mapping[str, Info]) -> None:
-    """Raise UserError if two URLs of one service would give different scores."""
+#: Fields of /v1/info on which the scores depend.
+_SCORE_FIELDS = ("service", "model", "revision", "dtype", "tokenizer")
+
+
+def check_agreement(
+    key: str, infos: Mapping[str, Info], names: Sequence[str] = _SCORE_FIELDS
+) -> None:
+    """Raise UserError if two URLs of one service would give different scores.
+
+    key: of the config. names: the fields of /v1/info to compare.
+    """
     (first_url, first_info), *other_infos = infos.items()
     for url, info in other_infos:
-        for name in ("model", "revision", "dtype", "tokenizer"):
+        for name in names:
             if getattr(first_info, name) != getattr(info, name):
                 raise UserError(
-                    f"{key}: {first_url} has {name} {getattr(first_info, name)!r}, {url} has "
-                    f"{getattr(info, name)!r}: scores of one run must be of one model"
+                    f"{key}: {address_of(first_url)} has {name} {getattr(first_info, name)!r}, "
+                    f"{address_of(url)} has {getattr(info, name)!r}: scores of one run must be of "
+                    "one model"
                 )

@@ -6,15 +6,17 @@ with SyncScoringClient("http://127.0.0.1:8001") as client:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.deduplication import Sample
 from scorekit.client.frames import samples_of_frame, with_results
+from scorekit.net.first_answer import INTERACTIVE_S
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Failed, Info, Result
+from scorekit.scorers import check_is_list
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -23,11 +25,16 @@ if TYPE_CHECKING:
 class SyncScoringClient(ForkSafeClient[ScoringClient]):
     """ScoringClient for code that is not async. The arguments are the same.
 
+    first_answer_s: None: 10 s for a call with `progress`, too, because somebody watches it.
     A forked child creates its own connections, thread and cache.
     """
 
-    def __init__(self, urls: str | Iterable[str], **kwargs: Any) -> None:
+    def __init__(
+        self, urls: str | Iterable[str], *, first_answer_s: float | None = None, **kwargs: Any
+    ) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
+        self._watched_s = INTERACTIVE_S if first_answer_s is None else first_answer_s
+        kwargs["first_answer_s"] = first_answer_s
         super().__init__("client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close)
 
     def info(self) -> Info:
@@ -43,14 +50,22 @@ class SyncScoringClient(ForkSafeClient[ScoringClient]):
         self.run(lambda client: client.wait_ready(timeout_s))
 
     def score(
-        self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
+        self, samples: Iterable[Sample], *args: Any, progress: bool = False, **kwargs: Any
     ) -> list[Result]:
         """See ScoringClient.score. progress: show a bar with rate and remaining time."""
+        check_is_list("samples", samples)
+        samples = list(samples)
         if not progress:
             return self.run(lambda client: client.score(samples, *args, **kwargs))
+
+        async def score(client: ScoringClient) -> list[Result]:
+            if samples:
+                await client.limits(first_answer_s=self._watched_s)
+            return await client.score(samples, *args, **kwargs)
+
         with progress_bar(len(samples)) as advance:
             kwargs["on_progress"] = advance
-            return self.run(lambda client: client.score(samples, *args, **kwargs))
+            return self.run(score)
 
     def score_frame(
         self, frame: DataFrame, *, task: str | None = None, prefix: str = "", **kwargs: Any

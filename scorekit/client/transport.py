@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import httpx
 from pydantic_core import from_json, to_json
@@ -23,10 +24,14 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
+from scorekit.net.addresses import ServerUrl, client_url, server_url
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
+from scorekit.net.first_answer import FirstAnswer
+from scorekit.net.http_clients import async_client
+from scorekit.net.masking import server_words
 from scorekit.net.outage import OutageLog
+from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import Deadline, exponential_wait, failure_of, retry_after_s, retrying
-from scorekit.net.tls import ssl_context
 from scorekit.schemas import Priority
 
 log = logging.getLogger(__name__)
@@ -34,6 +39,8 @@ T = TypeVar("T")
 
 #: Statuses of a service for which a retry may succeed.
 _RETRY_STATUS = frozenset({429, 502, 503, 504})
+#: Longest words of a refusal in an error. A service's may name several wrong samples.
+_MAX_MESSAGE_CHARS = 2000
 #: Statuses of a proxy whose replica died (502; Ray Serve: 500). scorekit's errors have a type.
 _PROXY_LOST_IT = frozenset({500, 502})
 
@@ -49,15 +56,41 @@ def resolve_api_key(api_key: str | None) -> str | None:
 
 
 def checked_url(url: str) -> str:
-    """Return the URL without a slash at its end. Raises UserError if it is not an http URL."""
-    try:
-        parsed = httpx.URL(url)
-        urlsplit(url)  # httpx takes "http://["
-    except (httpx.InvalidURL, TypeError, ValueError):
-        parsed = httpx.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UserError(f"{url!r} is not the URL of a service. Write it as http://host:port")
-    return url.rstrip("/")
+    """Return the address of a URL: without user name, password and a slash at its end.
+
+    Raises UserError if it is not an http URL."""
+    return server_url(url).address
+
+
+def service_url(url: str) -> ServerUrl:
+    """Return address and authorization of a service's URL, and warn once of a password in it.
+
+    Raises UserError if it is not an http URL."""
+    return client_url(url, "SCOREKIT_API_KEY")
+
+
+def without_bom(body: bytes) -> bytes:
+    """Return JSON bytes without the byte order mark that some proxies and tools put before them."""
+    return body.removeprefix(codecs.BOM_UTF8)
+
+
+def json_of(body: bytes) -> Any:
+    """Return the value of JSON bytes, which a byte order mark may begin. Raises ValueError."""
+    return from_json(without_bom(body))
+
+
+def checked_deadline_s(deadline_s: float) -> float:
+    """Return the seconds of a deadline. Raises UserError unless they are a number above 0."""
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, Real) or not deadline_s > 0:
+        raise UserError(f"deadline_s: {deadline_s!r}. Give a number of seconds above 0")
+    return deadline_s
+
+
+def checked_batch_size(batch_size: int) -> int:
+    """Return the samples of a request. Raises UserError unless they are a whole number above 0."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, Integral) or batch_size < 1:
+        raise UserError(f"batch_size: {batch_size!r}. Give a whole number above 0")
+    return int(batch_size)
 
 
 @contextmanager
@@ -69,9 +102,8 @@ def parse_response(url: str, expected: str = "scoring service") -> Iterator[None
         yield
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         kind = type(error).__name__
-        raise ServiceUnreachable(
-            url, f"an answer of another shape ({kind}): not a {expected}?", retryable=False
-        ) from error
+        reason = f"an answer of another shape ({kind}): not a {expected}?{proxy_note(url)}"
+        raise ServiceUnreachable(url, reason, retryable=False) from error
 
 
 def request_body(
@@ -83,26 +115,32 @@ def request_body(
 
 
 def raise_refusal(url: str, response: httpx.Response, expected: str = "scoring service") -> None:
-    """Raise the typed error of an answer that is not 200. expected: the kind of server."""
+    """Raise the typed error of an answer that is not 200. expected: the kind of server.
+
+    Its message has the server's words as `server_words` gives them."""
+    authorization = response.request.headers.get("authorization", "")
     try:
-        error = from_json(response.content)["error"]
+        error = json_of(response.content)["error"]
         type, message = error["type"], error["message"]
     except (ValueError, KeyError, TypeError):
         type, message = None, f"HTTP {response.status_code}"
-    if type not in REQUEST_ERRORS:
+    message = server_words(message, authorization=authorization, max_chars=_MAX_MESSAGE_CHARS)
+    if not isinstance(type, str) or type not in REQUEST_ERRORS:
+        message += (note := proxy_note(url))
         if response.status_code == 413:  # from a proxy with a smaller limit
             type = "too_large"
+        elif response.status_code == 401:  # from a proxy that asks for a password
+            type = "unauthorized"
         elif response.status_code in _PROXY_LOST_IT:
-            raise ResponseLost(url, f"HTTP {response.status_code} without an error message")
+            reason = f"HTTP {response.status_code} without an error message{note}"
+            raise ResponseLost(url, reason)
         elif response.status_code in _RETRY_STATUS:
             type = "overloaded" if response.status_code == 429 else "unavailable"
         else:
-            reason = f"HTTP {response.status_code}: not a {expected}?"
+            reason = f"HTTP {response.status_code}: not a {expected}?{note}"
             raise ServiceUnreachable(url, reason, retryable=False)
     if response.status_code == 401:
-        had_key = "authorization" in response.request.headers
-        hint = "the key was refused: check" if had_key else "no key was sent: set"
-        message = f"{message}; {hint} SCOREKIT_API_KEY (or api_key= in Python)"
+        message = f"{message}; {key_hint(authorization)} SCOREKIT_API_KEY (or api_key= in Python)"
     raise RequestError(
         type,
         f"{url}: {message}",
@@ -110,6 +148,15 @@ def raise_refusal(url: str, response: httpx.Response, expected: str = "scoring s
         status=response.status_code,
         request_id=response.headers.get("x-request-id"),
     )
+
+
+def key_hint(authorization: str) -> str:
+    """Return what to do about a refused key, up to the name of the variable that has it.
+
+    authorization: the header that was sent; "": none was."""
+    if authorization.lower().startswith("basic "):
+        return "the user name and password of the URL were refused: correct them, or set"
+    return "the key was refused: check" if authorization else "no key was sent: set"
 
 
 async def lines_of(response: httpx.Response, url: str) -> AsyncIterator[bytes]:
@@ -155,18 +202,22 @@ def renumbered(error: RequestError, indexes: Sequence[int]) -> RequestError:
     )
 
 
-def reason_of(error: Exception) -> str:
-    """Return a description of an error that may have no text."""
-    return str(error) or type(error).__name__
+def reason_of(error: Exception, url: str) -> str:
+    """Return a description of an error that may have no text, and of a proxy that is between."""
+    return server_words(str(error) or type(error).__name__) + proxy_note(url)
 
 
 def attempts(
-    deadline: Deadline, pause: Callable[[], float], outage_log: OutageLog | None = None
+    deadline: Deadline,
+    pause: Callable[[], float],
+    outage_log: OutageLog | None = None,
+    first_answer: FirstAnswer | None = None,
 ) -> AsyncRetrying:
     """Return the attempts of one request, with jittered pauses of at least `pause()` seconds.
 
     If the next attempt could only start after the deadline, the last error is raised at once. So is
-    ResponseLost: that request must not be sent again unchanged."""
+    ResponseLost: that request must not be sent again unchanged.
+    first_answer: ends the attempts earlier if nothing answers."""
 
     def may_help(error: BaseException) -> bool:
         return is_retryable(error) and not isinstance(error, ResponseLost)
@@ -174,9 +225,21 @@ def attempts(
     return retrying(
         may_help,
         wait=lambda state: max(pause(), exponential_wait(state)),
-        stop=deadline.is_too_near,
+        stop=_any_of(deadline, first_answer),
         note=note_retry("scoring service", outage_log, deadline),
     )
+
+
+def _any_of(
+    deadline: Deadline, first_answer: FirstAnswer | None
+) -> Callable[[RetryCallState], bool]:
+    """Return a function that ends the attempts of a request."""
+
+    def stop(state: RetryCallState) -> bool:
+        is_overdue = first_answer is not None and first_answer.is_overdue(state)
+        return deadline.is_too_near(state) or is_overdue
+
+    return stop
 
 
 def note_retry(
@@ -204,18 +267,14 @@ def note_retry(
     return note
 
 
-def http_client(key: str | None, max_in_flight: int) -> httpx.AsyncClient:
+def http_client(addresses: Sequence[str], max_in_flight: int) -> httpx.AsyncClient:
     """Return a client with a limit on the time to connect alone; the caller limits the total time.
 
     The pool's own limit would count half-open connections of cancelled calls, until no connection
-    is available. So the caller limits the requests, too.
+    is available. So the caller limits the requests, too, and adds the authorization.
     """
-    return httpx.AsyncClient(
-        headers={"Authorization": f"Bearer {key}"} if key else {},
-        verify=ssl_context(),
-        timeout=httpx.Timeout(None, connect=5.0),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
-    )
+    timeout = httpx.Timeout(None, connect=5.0)
+    return async_client(addresses, timeout=timeout, max_keepalive=max_in_flight)
 
 
 class RetryingSession:
@@ -223,15 +282,16 @@ class RetryingSession:
 
     The caller parses the answers.
 
-    what: the server's name in the log. timeout_s: seconds for one request. deadline_s: seconds for
-    one with its retries and pauses. may_help: which errors are worth a retry. end_reason: why the
-    server will not come back, if we started its process and it has ended; then ServerEnded is
-    raised at once.
+    server: its address, and the authorization that its URL has in place of a key. name: the
+    server's in the log. timeout_s: seconds for one request. deadline_s: seconds for one with its
+    retries and pauses. may_help: which errors are worth a retry. end_reason: why the server will
+    not come back, if we started its process and it has ended; then ServerEnded is raised at once.
+    first_answer_s: seconds to wait for a server that has not answered yet; None: as any.
     """
 
     def __init__(
         self,
-        base: str,
+        server: ServerUrl,
         key: str | None,
         name: str,
         *,
@@ -240,13 +300,16 @@ class RetryingSession:
         max_in_flight: int,
         may_help: Callable[[BaseException], bool] = is_retryable,
         end_reason: Callable[[], str | None] = lambda: None,
+        first_answer_s: float | None = None,
     ) -> None:
-        self._base, self._name, self._end_reason = base, name, end_reason
-        self.outage_log = OutageLog(f"the {name} at {base}")
+        self._base, self._name, self._end_reason = server.address, name, end_reason
+        self._authorization = server.authorization_header(key)
+        self._first_answer = FirstAnswer(first_answer_s)
+        self.outage_log = OutageLog(f"the {name} at {self._base}")
         self._timeout_s, self._deadline_s = timeout_s, deadline_s
         self._may_help = may_help
         self.slots = asyncio.Semaphore(max_in_flight)
-        self._http = http_client(key, max_in_flight)
+        self._http = http_client([self._base], max_in_flight)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -262,7 +325,7 @@ class RetryingSession:
         return retrying(
             self._may_help,
             wait=lambda state: max(_retry_after(state), exponential_wait(state)),
-            stop=deadline.is_too_near,
+            stop=_any_of(deadline, self._first_answer),
             note=note_retry(self._name, self.outage_log, deadline),
         )
 
@@ -279,7 +342,7 @@ class RetryingSession:
         read: raises the typed error of a refusal."""
         async with self.slots:
             deadline = self.deadline()
-            with self.outage_log.watched(deadline):
+            with self.outage_log.watched(deadline), self._first_answer.awaited():
                 async for attempt in self.tries(deadline):
                     with attempt:
                         answer = read(await self.once(method, path, deadline, body))
@@ -294,7 +357,7 @@ class RetryingSession:
 
         Raises RequestError (`timeout`), ServiceUnreachable."""
         seconds = min(self._timeout_s, deadline.attempt_timeout_s())
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = ({"Content-Type": "application/json"} if body else {}) | self._authorization
         url = self._base + path
         try:
             async with (
@@ -304,11 +367,11 @@ class RetryingSession:
                 return await read_whole(response, self._base)
         except TimeoutError:
             message = f"{self._base}: no answer within {seconds:.3g} s"
-            raise RequestError("timeout", message) from None
+            raise deadline.timeout_error(RequestError("timeout", message)) from None
         except httpx.HTTPError as error:
             if reason := self._end_reason():
                 raise ServerEnded(self._base, reason) from None
-            raise ServiceUnreachable(self._base, reason_of(error)) from None
+            raise ServiceUnreachable(self._base, reason_of(error, self._base)) from None
 
 
 def _retry_after(state: RetryCallState) -> float:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Literal
 
-from scorekit.credit.checks import check_choice, is_finite
+from scorekit.credit.checks import as_plain, check_choice, check_flag, is_finite
 
 AdvantageNorm = Literal["batch", "group", "grpo"]
 
@@ -38,13 +38,19 @@ def compute_advantages(
     prompt; `grpo`: the sequence rewards of each prompt are normalized (n - 1 in the deviation), and
     the token rewards added unchanged.
     center: subtract the mean sequence reward of a prompt first.
-    Raises ValueError for an unknown `norm`, for a number that is not finite or too large to
-    compute with, and for lists or rows of different lengths.
+    Tensors and arrays are taken as lists.
+    Raises ValueError for an unknown `norm`, for flags that are no bool, for a number that is not
+    finite or too large to compute with, and for lists or rows of different lengths.
     """
     check_choice("norm", norm, AdvantageNorm)
+    check_flag("center", center)
     if not is_finite(eps) or eps < 0:
         raise ValueError(f"eps: {eps!r} is no finite number of at least 0. Correct it")
+    rewards, groups = list(as_plain(rewards)), _as_groups(groups)
+    token_rewards = [list(as_plain(row)) for row in as_plain(token_rewards)]
+    valid = [list(as_plain(row)) for row in as_plain(valid)]
     _check_lengths(rewards, token_rewards=token_rewards, valid=valid, groups=groups)
+    _check_flags(valid)
     for index, (row, flags) in enumerate(zip(token_rewards, valid, strict=True)):
         if len(row) != len(flags):
             raise ValueError(
@@ -58,6 +64,25 @@ def compute_advantages(
     if not all(math.isfinite(value) for row in advantages for value in row):
         raise ValueError("the rewards are too large, or too close to 0 for this eps, to compute")
     return advantages
+
+
+def _as_groups(groups: Iterable[Hashable]) -> list[Hashable]:
+    """Return the groups as values that are equal for equal prompts. Raises ValueError."""
+    values = [as_plain(group) for group in as_plain(groups)]
+    for index, group in enumerate(values):
+        if not isinstance(group, Hashable) or group != group:
+            raise ValueError(f"groups[{index}]: {group!r} is no name of a prompt. Give an id")
+    return values
+
+
+def _check_flags(valid: Sequence[Sequence[Any]]) -> None:
+    """Raise ValueError for what is neither True nor False, such as the -100 of labels."""
+    for index, row in enumerate(valid):
+        for token, flag in enumerate(row):
+            if flag not in (0, 1):
+                raise ValueError(
+                    f"valid[{index}][{token}]: {flag!r} is no bool. Give True or False"
+                )
 
 
 def _check_lengths(rewards: Sequence[Any], **lists: Sequence[Any]) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from scorekit.config import describe_validation_error
-from scorekit.credit.checks import check_stop_ids
+from scorekit.credit.checks import as_plain, check_stop_ids, check_text
 from scorekit.credit.offsets import (
     Alignment,
     DecodeConfig,
@@ -21,6 +18,7 @@ from scorekit.credit.spans import (
     SEVERITY_WEIGHTS,
     Combine,
     OverlapPolicy,
+    as_spans,
     covered_tokens,
     spans_to_token_rewards,
 )
@@ -55,7 +53,7 @@ class TokenCredit:
 def assign_credit(
     tokenizer: Any,
     completion_token_ids: Sequence[int],
-    error_spans: Sequence[ErrorSpan | Mapping[str, Any]],
+    error_spans: Iterable[ErrorSpan | Mapping[str, Any]],
     severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
     *,
     text: str | None = None,
@@ -84,11 +82,11 @@ def assign_credit(
     weight.
     """
     check_stop_ids(stop_ids)
-    alignment = _alignment(tokenizer, completion_token_ids, text, text_start, decode_cfg, stop_ids)
-    spans = [
-        span if isinstance(span, ErrorSpan) else _as_span(index, span)
-        for index, span in enumerate(error_spans)
-    ]
+    if text is not None:
+        check_text("text", text)
+    completion_ids = list(as_plain(completion_token_ids))
+    alignment = _alignment(tokenizer, completion_ids, text, text_start, decode_cfg, stop_ids)
+    spans = as_spans(error_spans)
     rewards = spans_to_token_rewards(
         alignment.text,
         alignment.offsets,
@@ -155,14 +153,6 @@ def _starts_of(text: str, raw: str, text_start: int | None) -> list[int]:
     if not positions and not is_subsequence(text, raw):
         raise ValueError(f"the ids decode to {raw[:80]!r}, but {text[:80]!r} was scored")
     return positions
-
-
-def _as_span(index: int, span: Mapping[str, Any]) -> ErrorSpan:
-    try:
-        return ErrorSpan.model_validate(span)
-    except ValidationError as error:
-        reason = describe_validation_error(error, "span")
-        raise ValueError(f"error_spans[{index}]: {reason}") from None
 
 
 def _without_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> Sequence[int]:

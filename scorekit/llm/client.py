@@ -11,7 +11,9 @@ only the proxies, never OPENAI_API_KEY and the like.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+from asyncio import sleep  # tests replace it
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,26 +22,31 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 from tenacity import RetryCallState
 
-from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.llm.dialects import DIALECTS, DialectName
-from scorekit.llm.errors import LLMError, explained, wrong_model
+from scorekit.llm.error_bodies import stated_status
+from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.limits import (
     ConcurrencyLimiter,
+    PausableSlot,
     RateLimiter,
     RetryPolicy,
     SeveralChoices,
+    Slot,
     log,
     read_timeout_s,
 )
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
+from scorekit.net.masking import server_words
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
 #: Largest number of choices of one request: what a timeout or a broken connection loses.
 _PART = 32
+#: Seconds between two looks, in a pause, at whether anybody still waits for the answer.
+_LOOK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -67,7 +74,15 @@ class _Call:
     prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
     deadline: Deadline | None = None
+    is_wanted: Callable[[], bool] | None = None
+    outer_slots: Sequence[PausableSlot] = ()
     failed: bool = False
+
+    def check_wanted(self) -> None:
+        """Raise LLMError if nobody waits for the answer any more: it would be paid for nobody."""
+        if self.is_wanted is not None and not self.is_wanted():
+            request_id = self.prompt.request_id
+            raise LLMError("timeout", CAUSES["left"], cause="left", request_id=request_id)
 
 
 class LLMClient:
@@ -77,8 +92,9 @@ class LLMClient:
     the server's; OPENAI_API_KEY is never read. request_timeout_s: the longest time for an answer of
     a provider. For vLLM it is the minimum: large requests get more (`llm.limits.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
-    default 32 * max_concurrency. A request that waits for its retry keeps its slot, so that a
-    failing server gets fewer requests. max_attempts, backoff_s, wait_for_server_s:
+    default 32 * max_concurrency. A request that waits for its retry gives its slot up, so that one
+    long pause holds up no other, and is the next to get one. max_attempts, backoff_s,
+    wait_for_server_s:
     `llm.limits.RetryPolicy`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
     one, `auto` 32 and then the missing ones one by one; after three incomplete answers in a row
     `auto` requests one at a time for a minute (`llm.limits.SeveralChoices`). dialect: the API that
@@ -108,13 +124,12 @@ class LLMClient:
         sequences = max_concurrency * _PART if max_sequences is None else max_sequences
         if min(max_concurrency, sequences, max_attempts, len(backoff_s)) < 1:
             raise ValueError("max_concurrency, max_sequences, max_attempts, backoff_s: at least 1")
-        self._server = ChatServer(checked_url(base_url), api_key, connect_timeout_s)
+        self._server = ChatServer(base_url, api_key, connect_timeout_s)
         self.base_url = self._server.url
         self.model = model
         self.counts = LLMCounts()
         self.away = False
         self._outage_log = OutageLog(f"{model} at {self.base_url}")
-        self._key = api_key
         self._dialect = DIALECTS[dialect]
         strategy = strategy if self._dialect.several else "per_call"
         self._request_timeout_s = request_timeout_s
@@ -160,7 +175,7 @@ class LLMClient:
         for name in (self.model, f"models/{self.model}"):  # Gemini lists names with a prefix
             if name in served:
                 return served[name]
-        names = ", ".join(map(repr, served)) or "nothing"
+        names = self._words(", ".join(map(repr, served)) or "nothing")
         raise wrong_model(self.base_url, self.model, f"it serves {names}")
 
     async def chat(
@@ -173,6 +188,8 @@ class LLMClient:
         json_schema: Mapping[str, Any] | None = None,
         keep: Callable[[list[Choice]], Awaitable[None]] | None = None,
         deadline_s: float | None = None,
+        is_wanted: Callable[[], bool] | None = None,
+        outer_slots: Sequence[PausableSlot] = (),
     ) -> list[Choice]:
         """Return n choices in order of index.
 
@@ -183,7 +200,11 @@ class LLMClient:
         keep: awaited with the choices of each answer as it arrives, so that none is lost if another
         request of the call fails: requests in flight are finished before that error is raised.
         deadline_s: how long the caller waits. One attempt takes at most half of it, so that a
-        hanging server is retried in time. The caller itself has to stop at the deadline.
+        hanging server is retried in time. No request waits beyond it for its turn or its retry: a
+        longer pause, such as that of a Retry-After, ends the call at once. An attempt that has
+        begun may last longer, so the caller itself has to stop at the deadline.
+        is_wanted: whether anybody still waits; if not, nothing is sent any more, and a pause ends.
+        outer_slots: what the caller holds of other limits, given up in each pause, too.
         Raises LLMError after the last attempt, UserError for what the operator must fix, ValueError
         for several greedy choices (they would be equal, and vLLM refuses them).
         """
@@ -192,7 +213,8 @@ class LLMClient:
         if not (request_id.isascii() and request_id.isprintable()):
             raise ValueError(f"request id {request_id!r} does not fit a header")
         prompt = ChatPrompt(messages, sampling, n, request_id, json_schema)
-        call = _Call(prompt, keep, None if deadline_s is None else Deadline(deadline_s))
+        deadline = None if deadline_s is None else Deadline(deadline_s)
+        call = _Call(prompt, keep, deadline, is_wanted, outer_slots)
         size = min(self._in_flight.sequences, _PART) if self._several.in_use else 1
         parts = [range(start, min(start + size, n)) for start in range(0, n, size)]
         try:
@@ -264,18 +286,52 @@ class LLMClient:
     async def _request(self, call: _Call, part: range) -> dict[int, Choice] | None:
         """Send one request with its retries. Returns None if another request of the call failed, or
         n fell out of use."""
-        async with self._in_flight.hold(len(part)):
+        try:
+            slot = await self._in_flight.acquire(len(part), call.deadline)
+        except TimeoutError:
+            raise self._out_of_time(call, part) from None
+        try:
             if call.failed or (len(part) > 1 and not self._several.in_use):
                 return None
             with self._outage_log.trying():
-                choices = await self._send_with_retries(call, part)
+                choices = await self._send_with_retries(call, part, slot)
             if call.keep is not None:
                 await call.keep(list(choices.values()))
             return choices
+        finally:
+            slot.release()
 
-    async def _send_with_retries(self, call: _Call, part: range) -> dict[int, Choice]:
+    def _out_of_time(self, call: _Call, part: range) -> LLMError:
+        """Return the error of a request that was not sent before the deadline."""
+        assert call.deadline is not None
+        message = f"{self.base_url}: not sent within {call.deadline.seconds:.3g} s: " + (
+            f"others were first ({self._in_flight.requests_in_flight} in flight)"
+        )
+        return LLMError("timeout", message, request_id=call.prompt.part_id(part), cause="no_turn")
+
+    async def _pause(self, call: _Call, request_slot: Slot, seconds: float) -> None:
+        """Wait for a retry without the slots of the request.
+
+        Raises LLMError if nobody waits for the answer any more, TimeoutError if the slots are not
+        free before the deadline."""
+        slots: tuple[PausableSlot, ...] = (*call.outer_slots, request_slot)
+        for slot in reversed(slots):
+            slot.release()
+        step = seconds if call.is_wanted is None else _LOOK_S
+        while True:
+            call.check_wanted()
+            await sleep(min(step, seconds))
+            if seconds <= step:
+                break
+            seconds -= step
+        async with asyncio.timeout(call.deadline.remaining_s() if call.deadline else None):
+            for slot in slots:
+                await slot.acquire(is_first=True)
+
+    async def _send_with_retries(self, call: _Call, part: range, slot: Slot) -> dict[int, Choice]:
         part_id, attempts = call.prompt.part_id(part), 0
         last_error: LLMError | None = None
+        policy = RetryPolicy(*self._patience, call.deadline)
 
         def log_retry(state: RetryCallState) -> None:
             error_text, pause = _error_for_log(failure_of(state)), state.upcoming_sleep
@@ -288,8 +344,11 @@ class LLMClient:
         def may_help(error: BaseException) -> bool:
             return _is_retryable(error) and not call.failed
 
+        async def pause(seconds: float) -> None:
+            await self._pause(call, slot, seconds)
+
         try:
-            async for attempt in RetryPolicy(*self._patience).tries(may_help, log_retry):
+            async for attempt in policy.tries(may_help, log_retry, pause):
                 with attempt:
                     if last_error is not None and call.failed:  # another one failed in the pause
                         raise last_error
@@ -303,15 +362,29 @@ class LLMClient:
                     self.away = False
                     self._outage_log.answered()
                     return choices
-        except LLMError as error:
-            log.warning(
-                "request %s: %s; attempt %d was the last", part_id, _error_for_log(error), attempts
+        except (LLMError, TimeoutError) as failure:
+            if isinstance(failure, LLMError):
+                final_error = failure
+            else:  # its turn did not come before the deadline
+                final_error = last_error or self._out_of_time(call, part)
+            if policy.late_pause_s is not None:
+                final_error.note_late_pause(policy.late_pause_s)
+            log.log(
+                logging.INFO if final_error.cause == "left" else logging.WARNING,
+                "request %s: %s; attempt %d was the last",
+                part_id,
+                _error_for_log(final_error),
+                attempts,
             )
-            raise
+            raise final_error from None
         raise AssertionError  # it goes on until an attempt ends
 
     async def _attempt(self, call: _Call, part: range, num_earlier: int) -> dict[int, Choice]:
-        await self._spacing.acquire()
+        """Send a request once. Raises TimeoutError if it is not its turn before the deadline."""
+        if self._spacing.is_limited:
+            async with asyncio.timeout(call.deadline.remaining_s() if call.deadline else None):
+                await self._spacing.acquire()
+        call.check_wanted()
         self.counts.requests += 1
         self.counts.retries += num_earlier > 0
         prompt, (read_s, total_s) = call.prompt, self._timeouts(call)
@@ -334,7 +407,8 @@ class LLMClient:
             headers=headers,
             request_id=part_id,
         )
-        self._raise_refusal(answer, part_id)
+        if not answer.is_ok:
+            raise self._refusal(answer, part_id)
         return self._read(answer.body, part, part_id)
 
     def _timeouts(self, call: _Call) -> tuple[float, float]:
@@ -351,7 +425,10 @@ class LLMClient:
         try:
             choices, usage = self._dialect.read(body, part)
         except LLMError as error:
-            error.request_id = part_id
+            status = stated_status(body) if error.type in ("malformed", "server_error") else None
+            if status is not None:
+                raise self._refusal(Reply(status, {}, body), part_id) from None
+            error.request_id, error.message = part_id, self._words(error.message)
             raise
         self.counts.prompt_tokens += usage.prompt_tokens
         self.counts.completion_tokens += usage.completion_tokens
@@ -360,7 +437,8 @@ class LLMClient:
     async def _served_models(self) -> dict[str, int | None]:
         """Return model name -> `max_model_len`."""
         answer = await self._server.ask("/models", read_timeout_s=self._request_timeout_s)
-        self._raise_refusal(answer)
+        if not answer.is_ok:
+            raise self._refusal(answer)
         try:
             served = from_json(answer.body)["data"]
             lengths = {str(model["id"]): model.get("max_model_len") for model in served}
@@ -372,17 +450,20 @@ class LLMClient:
                 f"{self.base_url} is not an OpenAI-compatible API: base_url usually ends in /v1"
             ) from None
 
-    def _raise_refusal(self, answer: Reply, request_id: str = "") -> None:
-        if not 200 <= answer.status < 300:
-            raise explained(
-                answer.status,
-                answer.headers,
-                answer.body,
-                url=self.base_url,
-                model=self.model,
-                key=self._key.get_secret_value() if self._key else None,
-                request_id=request_id,
-            )
+    def _words(self, text: str) -> str:
+        authorization = self._server.authorization
+        return server_words(text, authorization=authorization, max_chars=MAX_WORDS)
+
+    def _refusal(self, answer: Reply, request_id: str = "") -> LLMError | UserError:
+        return explained(
+            answer.status,
+            answer.headers,
+            answer.body,
+            url=self.base_url,
+            model=self.model,
+            authorization=self._server.authorization,
+            request_id=request_id,
+        )
 
 
 def _is_retryable(error: BaseException) -> bool:
@@ -390,6 +471,8 @@ def _is_retryable(error: BaseException) -> bool:
 
 
 def _error_for_log(error: BaseException | None) -> str:
-    """Return the type of an error for a log. The server's words may quote the input."""
+    """Return the type of an error for a log, and its cause. The server's words may quote the
+    input."""
     assert isinstance(error, LLMError)
-    return error.type if error.status is None else f"{error.type}, HTTP {error.status}"
+    text = error.type if error.status is None else f"{error.type}, HTTP {error.status}"
+    return text if error.cause is None else f"{text}: {CAUSES[error.cause]}"

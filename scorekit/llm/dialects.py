@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
@@ -54,6 +55,8 @@ def _openai_sampling(sampling: Sampling) -> dict[str, Any]:
     Raises UserError for the others."""
     if (sampling.top_k, sampling.min_p, sampling.repetition_penalty) != (0, 0.0, 1.0):
         raise UserError("top_k, min_p and repetition_penalty: only vLLM supports them")
+    if sampling.chat_template_kwargs:
+        raise UserError("chat_template_kwargs: only vLLM supports them. Use the API vllm")
     values = {"temperature": (sampling.temperature, 1.0), "top_p": (sampling.top_p, 1.0)}
     return {name: value for name, (value, usual) in values.items() if value != usual}
 
@@ -154,10 +157,11 @@ def _read_response(body: bytes, part: range) -> ParsedAnswer:
     try:
         answer = _Response.model_validate_json(body)
     except ValidationError:
-        excerpt = body[:80].decode(errors="replace")
-        raise LLMError("malformed", f"not a response: {excerpt!r}", retryable=True) from None
+        excerpt = body[:200].decode(errors="replace")
+        raise LLMError("malformed", f"not a response: {excerpt}", retryable=True) from None
     if answer.status not in ("completed", "incomplete"):
         raise LLMError("server_error", f"a response that is {answer.status[:40]}", retryable=True)
+    item_types = {item.type for item in answer.output}
     contents = [item.content or [] for item in answer.output if item.type == "message"]
     text = "".join(
         content_part.text
@@ -167,17 +171,34 @@ def _read_response(body: bytes, part: range) -> ParsedAnswer:
     )
     incomplete_reason = answer.incomplete_details.reason if answer.incomplete_details else None
     reason = (
-        "stop" if answer.status == "completed" else _REASONS.get(str(incomplete_reason), "unknown")
+        "stop"
+        if answer.status == "completed"
+        else _REASONS.get(str(incomplete_reason), "incomplete")
     )
+    no_text = None
     if any(content_part.type == "refusal" for content in contents for content_part in content):
-        reason = "content_filter"
+        reason, no_text = "content_filter", "refusal"
+    elif "function_call" in item_types:
+        no_text = "tool_call"
+    elif "reasoning" in item_types:
+        no_text = "only_thinking"
     usage = answer.usage
-    token_counts = (usage.completion_tokens, usage.prompt_tokens) if usage else (None, None)
-    return {part[0]: Choice(part[0], text, reason, *token_counts)}, usage or Usage()
+    choice = Choice(
+        part[0],
+        text,
+        reason,
+        usage.completion_tokens if usage else None,
+        usage.prompt_tokens if usage else None,
+        no_text=None if text.strip() else no_text,
+    )
+    return {part[0]: choice}, usage or Usage()
 
+
+#: vLLM gives every choice that has ended a finish reason.
+_read_vllm = partial(read_answer, needs_reason=True)
 
 DIALECTS: dict[DialectName, Dialect] = {
-    "vllm": Dialect("/chat/completions", ChatPrompt.body, read_answer, several=True, grows=True),
+    "vllm": Dialect("/chat/completions", ChatPrompt.body, _read_vllm, several=True, grows=True),
     "openai": Dialect("/chat/completions", _chat_body, read_answer, several=True),
     "gemini": Dialect("/chat/completions", _gemini_body, read_answer, several=True),
     "responses": Dialect("/responses", _responses_body, _read_response, several=False),

@@ -6,14 +6,17 @@ A mistake of the operator is a `UserError` that says what to do. Every other fai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from pydantic_core import from_json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from scorekit.errors import ScorekitError, UserError
+from scorekit.llm.error_bodies import codes_of, error_in, is_filtered, is_overlong, message_of
+from scorekit.net.masking import server_words
 from scorekit.net.retry import retry_after_s
 
+#: Characters of an error's message, and of the server's words in it.
+_MAX_MESSAGE = 600
+MAX_WORDS = 300
 #: `LLMError.type` -> its meaning, for a caller who does not know which server a service uses.
 LLM_ERROR_TYPES = {
     # a refused or broken connection, or HTTP 502, 503, 504
@@ -33,13 +36,26 @@ LLM_ERROR_TYPES = {
     # another 4xx, a prompt that is not Unicode text, or JSON that a content filter kept back
     "refused": "the upstream server refused the request",
 }
+#: `LLMError.cause` -> what happened, in words that no server has chosen.
+CAUSES = {
+    "left": "nobody waits for the answer any more",
+    "no_turn": "it was not sent before the deadline",
+    "filtered_prompt": "a content filter refused the prompt",
+    "filtered_answer": "a content filter withheld the answer",
+    "refusal": "the model refused to answer",
+    "tool_call": "the model called a tool instead of answering",
+    "only_thinking": "the answer has thinking and no text: switch thinking off",
+    "thinking_cut": "thinking used up max_tokens, and no text came: increase max_tokens, or switch "
+    "thinking off",
+    "cut_empty": "max_tokens was used up, and no text came",
+    "no_text": "the answer has no text",
+}
 _AWAY = frozenset({502, 503, 504})
 _RETRY_4XX = frozenset({408, 409})
 _NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is not set")
 _TEMPLATE_REFUSES = ("system role not supported", "roles must alternate")
 _TOO_MANY_TOKENS = "cannot be greater than max_model_len"
-_OVERLONG = ("maximum context length", "context_length_exceeded", "maximum model length")
-#: Error codes of providers (`_codes`) -> what the operator has to fix. They hold for any status:
+#: Error codes of providers (`codes_of`) -> what the operator has to fix. They hold for any status:
 #: OpenAI sends an empty account as 429, as it sends too many requests.
 _MISTAKES = {
     "insufficient_quota": "quota",
@@ -78,7 +94,9 @@ class LLMError(ScorekitError):
 
     retryable: whether the same request may succeed later. request_id: the X-Request-Id that failed
     (that of a part if the request was split). retry_after: seconds that the server asked for.
-    status: the HTTP status, if there was an answer.
+    status: the HTTP status, if there was an answer. cause: a key of `CAUSES`, if one is known.
+    late_pause_s: seconds of the pause that would have ended after the deadline, if the call ended
+    for that. The message is one line that may be logged (`server_words`).
     """
 
     def __init__(
@@ -90,12 +108,18 @@ class LLMError(ScorekitError):
         request_id: str = "",
         retry_after: float | None = None,
         status: int | None = None,
+        cause: str | None = None,
     ) -> None:
         if type not in LLM_ERROR_TYPES:
             raise ValueError(f"unknown LLM error type {type!r}")
+        if cause is not None and cause not in CAUSES:
+            raise ValueError(f"unknown cause {cause!r}")
+        message = server_words(message, max_chars=_MAX_MESSAGE)
         super().__init__(type, message)
         self.type = type
         self.message = message
+        self.cause = cause
+        self.late_pause_s: float | None = None
         self.retryable = retryable
         self.request_id = request_id
         self.retry_after = retry_after
@@ -104,11 +128,21 @@ class LLMError(ScorekitError):
     def __str__(self) -> str:
         return f"{self.type}: {self.message}"
 
+    def note_late_pause(self, seconds: float) -> None:
+        """Note that the call ended because a retry would have come after its deadline."""
+        self.late_pause_s = seconds
+        self.message += f"; {late_retry(seconds)}"
+
     @property
     def server_is_away(self) -> bool:
         """Return True if the server may be restarting and is worth waiting for
         (`wait_for_server_s`)."""
         return self.type in ("unreachable", "timeout")
+
+
+def late_retry(seconds: float) -> str:
+    """Return the words for a pause that would have ended after the deadline."""
+    return f"a retry in {seconds:,.0f} s would come after the deadline"
 
 
 def explained(
@@ -118,18 +152,32 @@ def explained(
     *,
     url: str,
     model: str,
-    key: str | None,
+    authorization: str | None,
     request_id: str = "",
 ) -> LLMError | UserError:
     """Return the typed error of an answer that is not 2xx.
 
-    No message contains the key, even if the server echoes it."""
-    error = _error_in(body)
-    message = _server_message(error, key)
-    kind = _kind_of_mistake(status, message.lower(), frozenset(_codes(error)))
+    authorization: the header that was sent; None: no key. No message contains its key, even if the
+    server echoes it."""
+    error = error_in(body)
+    full_message, codes = message_of(error), frozenset(codes_of(error))
+    message = server_words(full_message, authorization=authorization, max_chars=MAX_WORDS)
+    searched = full_message.lower()
+    kind = _kind_of_mistake(status, searched, codes)
     if kind is not None:
-        return OperatorMistake(_mistake_message(kind, status, message, url, model, key), kind=kind)
-    return _refusal(status, headers, f"{url}: HTTP {status}: {message}", request_id)
+        has_key = authorization is not None
+        text = _mistake_message(kind, status, message, url, model, has_key)
+        return OperatorMistake(text, kind=kind)
+    refusal = _refusal_type(status, frozenset(code.lower() for code in codes), searched)
+    return LLMError(
+        refusal.type,
+        f"{url}: HTTP {status}: {message}",
+        retryable=refusal.type not in ("overlong", "refused"),
+        request_id=request_id,
+        retry_after=retry_after_s(headers),
+        status=status,
+        cause=refusal.cause,
+    )
 
 
 def _kind_of_mistake(status: int, message: str, codes: frozenset[str]) -> str | None:
@@ -152,7 +200,7 @@ def _kind_of_mistake(status: int, message: str, codes: frozenset[str]) -> str | 
 
 
 def _mistake_message(
-    kind: str, status: int, message: str, url: str, model: str, key: str | None
+    kind: str, status: int, message: str, url: str, model: str, has_key: bool
 ) -> str:
     """Return the problem and what the operator has to do."""
     if kind == "redirect":
@@ -166,10 +214,10 @@ def _mistake_message(
             "raise the limit at the provider, or wait until its quota is renewed"
         )
     if kind == "key":
-        problem = f"{url} refused the API key" if key else f"{url} wants an API key and got none"
+        problem = "refused the API key" if has_key else "wants an API key and got none"
         return (
-            f"{problem}: put the value of the server's --api-key into the environment variable "
-            "that api_key_env names (VLLM_API_KEY)"
+            f"{url} {problem}: put the value of the server's --api-key into the environment "
+            "variable that api_key_env names (VLLM_API_KEY)"
         )
     if kind == "model":
         return str(wrong_model(url, model, f"it said: {message}"))
@@ -200,55 +248,23 @@ def wrong_model(url: str, model: str, hint: str) -> UserError:
     )
 
 
-def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: str) -> LLMError:
+class _Refusal(NamedTuple):
+    """type and cause of an `LLMError`."""
+
+    type: str
+    cause: str | None = None
+
+
+def _refusal_type(status: int, codes: frozenset[str], message: str) -> _Refusal:
+    """Return what a refusal means. codes, message: in small letters."""
+    if is_overlong(status, codes, message):
+        return _Refusal("overlong")
+    if status != 429 and is_filtered(status, codes, message):
+        return _Refusal("refused", "filtered_prompt")
     if status == 429:
-        kind = "overloaded"
-    elif status in _AWAY:
-        kind = "unreachable"
-    elif status >= 500 or status in _RETRY_4XX:
-        kind = "server_error"
-    elif any(phrase in message.lower() for phrase in _OVERLONG):
-        kind = "overlong"
-    else:
-        kind = "refused"
-    return LLMError(
-        kind,
-        message,
-        retryable=kind not in ("overlong", "refused"),
-        request_id=request_id,
-        retry_after=retry_after_s(headers),
-        status=status,
-    )
-
-
-def _error_in(body: bytes) -> Any:
-    """Return a body's error: an object if there is one, else a text. Gemini wraps it in a list."""
-    try:
-        content: Any = from_json(body)
-    except ValueError:
-        return body[:4096].decode(errors="replace")
-    if isinstance(content, list) and len(content) == 1:
-        content = content[0]
-    return content.get("error", content) if isinstance(content, dict) else content
-
-
-def _codes(error: Any) -> Iterator[str]:
-    """Yield an error's codes: `code` and `type` (OpenAI), `reason` and each `quotaId` (Google)."""
-    if not isinstance(error, dict):
-        return
-    details = error.get("details")
-    objects = [error, *(details if isinstance(details, list) else ())]
-    for entry in [entry for entry in objects if isinstance(entry, dict)]:
-        violations = entry.get("violations")
-        quotas = violations if isinstance(violations, list) else ()
-        yield from (str(entry[name]) for name in ("code", "type", "reason") if name in entry)
-        yield from (str(quota.get("quotaId")) for quota in quotas if isinstance(quota, dict))
-
-
-def _server_message(error: Any, key: str | None) -> str:
-    """Return the server's message as one short line."""
-    message = error
-    if isinstance(message, dict):
-        message = message.get("message") or message.get("error") or message.get("detail") or message
-    line = " ".join(str(message).split())
-    return (line.replace(key, "***") if key else line)[:300]
+        return _Refusal("overloaded")
+    if status in _AWAY:
+        return _Refusal("unreachable")
+    if status >= 500 or status in _RETRY_4XX:
+        return _Refusal("server_error")
+    return _Refusal("refused")

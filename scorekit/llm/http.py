@@ -8,19 +8,20 @@ It uses aiohttp, whose parser is in C: a request costs a tenth of one through th
 from __future__ import annotations
 
 import ssl
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
-from urllib.request import getproxies, proxy_bypass
 
 from pydantic import SecretStr
 
 from scorekit import __version__
 from scorekit.errors import UserError
 from scorekit.llm.errors import LLMError
+from scorekit.net.addresses import client_url
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH
+from scorekit.net.masking import server_words
+from scorekit.net.proxies import proxy_for, proxy_note
+from scorekit.net.tls import check_certificate_variables
 
 if TYPE_CHECKING:
     import aiohttp
@@ -40,12 +41,18 @@ class Reply:
     headers: Mapping[str, str]
     body: bytes
 
+    @property
+    def is_ok(self) -> bool:
+        """Return True for a status of success."""
+        return 200 <= self.status < 300
+
 
 class ChatServer:
     """The connections to one server. Use it in one event loop; it may be created before one runs.
 
     url: the given URL without user name and password, which an HTTP library would log. Cookies are
-    not kept. Certificates are checked against the system's store, or that of SSL_CERT_FILE and
+    not kept. authorization: the header with these, or with the key; None without them.
+    Certificates are checked against the system's store, or that of SSL_CERT_FILE and
     SSL_CERT_DIR. Raises UserError for a key that does not fit a header.
     """
 
@@ -57,18 +64,21 @@ class ChatServer:
                 "the LLM client needs `pip install -e .[EXTRA]` in the checkout, with the extra of "
                 "what it is for: synth, judge or search"
             ) from None
-        self.url, basic = _without_credentials(base_url)
+        self.url, self.authorization = client_url(base_url, "the variable of its key")
         self._connect_timeout_s = connect_timeout_s
-        bearer = f"Bearer {key.get_secret_value() if key else 'none'}"
+        if key is not None:
+            bearer = f"Bearer {key.get_secret_value()}"
+            if not (bearer.isascii() and bearer.isprintable()):
+                raise UserError(
+                    f"the API key of {self.url} does not fit an HTTP header. Check it for a line "
+                    "end"
+                )
+            self.authorization = self.authorization or bearer
         self._headers = {
             "Accept": "application/json",
-            "Authorization": basic or bearer,
+            "Authorization": self.authorization or "Bearer none",
             "User-Agent": f"scorekit/{__version__}",
         }
-        if not (bearer.isascii() and bearer.isprintable()):
-            raise UserError(
-                f"the API key of {self.url} does not fit an HTTP header. Check it for a line end"
-            )
         self._session: aiohttp.ClientSession | None = None
         self._proxy: str | None = None
 
@@ -121,7 +131,7 @@ class ChatServer:
                 return Reply(answer.status, answer.headers, await self._read(answer, request_id))
         except (ClientError, OSError) as error:  # a timeout is an OSError, too
             kind = "timeout" if isinstance(error, TimeoutError) else "unreachable"
-            message = f"{self.url}: {_reason(error)}"
+            message = f"{self.url}: {_reason(error)}{proxy_note(self.url)}"
             raise LLMError(kind, message, retryable=True, request_id=request_id) from None
 
     async def _read(self, answer: aiohttp.ClientResponse, request_id: str) -> bytes:
@@ -135,7 +145,10 @@ class ChatServer:
     def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
-        self._proxy = _proxy_for(self.url)
+        proxy = proxy_for(self.url, can_use_socks=False)
+        self._proxy = None if proxy is None else proxy.url
+        if self.url.startswith("https:"):
+            check_certificate_variables()
         # Created here, because aiohttp's own context read SSL_CERT_FILE when it was imported.
         ssl_context = ssl.create_default_context() if self.url.startswith("https:") else True
         self._session = aiohttp.ClientSession(
@@ -150,38 +163,6 @@ class ChatServer:
         return self._session
 
 
-def _without_credentials(url: str) -> tuple[str, str | None]:
-    """Return the URL without user name and password, and the value of the header that has them."""
-    parts = urlsplit(url)
-    userinfo, separator, host = parts.netloc.rpartition("@")
-    if not separator:
-        return url, None
-    basic = b64encode(unquote(userinfo).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host)), f"Basic {basic}"
-
-
-def _proxy_for(url: str) -> str | None:
-    """Return the proxy for a URL from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY,
-    NO_PROXY).
-
-    ~/.netrc is not read. Raises UserError."""
-    parts = urlsplit(url)
-    if proxy_bypass(parts.netloc):
-        return None
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy:
-        return None
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
-    scheme = urlsplit(proxy).scheme
-    if scheme not in ("http", "https"):
-        raise UserError(
-            f"{url}: the environment names a {scheme} proxy for it, which the LLM client cannot "
-            "use. Name an http proxy, or put the host into NO_PROXY"
-        )
-    return proxy
-
-
 def _reason(error: Any) -> str:
     """Return why a connection failed, without the proxy's URL: it may contain a password."""
     from aiohttp import ClientHttpProxyError
@@ -189,4 +170,4 @@ def _reason(error: Any) -> str:
     if isinstance(error, ClientHttpProxyError):
         return f"the proxy answered HTTP {error.status}"
     name = type(error).__name__
-    return f"{name}: {str(error)[:300]}" if str(error) else name
+    return f"{name}: {server_words(error, max_chars=300)}" if str(error) else name

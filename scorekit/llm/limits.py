@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from tenacity import AsyncRetrying, RetryCallState
 
@@ -49,19 +51,42 @@ class ConcurrencyLimiter:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
-    async def hold(self, sequences: int) -> AsyncIterator[None]:
+    async def hold(self, sequences: int) -> AsyncIterator[Slot]:
         """Hold a slot for one request of so many sequences; it is also released on cancellation."""
+        slot = await self.acquire(sequences)
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    async def acquire(self, sequences: int, deadline: Deadline | None = None) -> Slot:
+        """Return a slot for one request of so many sequences, which the caller has to release.
+
+        Raises TimeoutError if it is not free before the deadline."""
+        slot = Slot(self, sequences)
+        if deadline is None:
+            await slot.acquire()
+        else:
+            async with asyncio.timeout(deadline.remaining_s()):
+                await slot.acquire()
+        return slot
+
+    async def _acquire(self, sequences: int, is_first: bool) -> None:
+        """Wait for a slot. is_first: before all that wait already."""
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((sequences, turn))
+        if is_first:
+            self._waiting.appendleft((sequences, turn))
+        else:
+            self._waiting.append((sequences, turn))
         self._admit()
         try:
             await turn
-            yield
-        finally:
+        except asyncio.CancelledError:
             if turn.cancelled():  # cancelled while waiting: it may have blocked later requests
                 self._admit()
             else:
                 self._release(sequences)
+            raise
 
     def _admit(self) -> None:
         while self._waiting:
@@ -81,39 +106,89 @@ class ConcurrencyLimiter:
         self._admit()
 
 
+class PausableSlot(Protocol):
+    """A limit's slot for a request, which is given up in a pause before a retry."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+    async def acquire(self, is_first: bool = False) -> None:
+        """Take it again. is_first: before all that wait already."""
+
+
+class Slot:
+    """A place of a `ConcurrencyLimiter`, which is given up while its request pauses."""
+
+    def __init__(self, limiter: ConcurrencyLimiter, sequences: int) -> None:
+        self._limiter, self._sequences = limiter, sequences
+        self._is_held = False
+
+    async def acquire(self, is_first: bool = False) -> None:
+        """Wait for the place. is_first: before all that wait already, since it has waited once."""
+        await self._limiter._acquire(self._sequences, is_first)
+        self._is_held = True
+
+    def release(self) -> None:
+        """Give the place up; a second call does nothing."""
+        if self._is_held:
+            self._is_held = False
+            self._limiter._release(self._sequences)
+
+
 class RateLimiter:
-    """Limits requests to `per_minute`, evenly spaced: there is no burst after a pause."""
+    """Limits requests to `per_minute`, evenly spaced: there is no burst after a pause.
+
+    A request that is cancelled while it waits costs the others no time."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._gap_s = 60.0 / per_minute if per_minute else 0.0
         self._next = 0.0
+        self._turn = asyncio.Lock()  # wakes its waiting tasks in order
+
+    @property
+    def is_limited(self) -> bool:
+        """Return True if there is a limit."""
+        return self._gap_s > 0
 
     async def acquire(self) -> None:
         """Return when the next request may be sent."""
-        now = time.monotonic()
-        send_time = max(now, self._next)
-        self._next = send_time + self._gap_s
-        if send_time > now:
-            await asyncio.sleep(send_time - now)
+        async with self._turn:
+            now = time.monotonic()
+            send_time = max(now, self._next)
+            if send_time > now:
+                await asyncio.sleep(send_time - now)
+            self._next = send_time + self._gap_s
 
 
 class RetryPolicy:
     """Stops the retries of one request after `max_attempts`, or, if the server is away, after
-    `wait_for_server_s`."""
+    `wait_for_server_s`; and before a pause that ends after the deadline.
+
+    late_pause_s: that pause in seconds, once it has stopped them.
+    """
 
     def __init__(
-        self, max_attempts: int, backoff_s: Sequence[float], wait_for_server_s: float
+        self,
+        max_attempts: int,
+        backoff_s: Sequence[float],
+        wait_for_server_s: float,
+        deadline: Deadline | None = None,
     ) -> None:
         self._max_attempts = max_attempts
-        self._step = stepped(backoff_s)
+        self._step = stepped(backoff_s) if deadline is None else stepped(backoff_s, math.inf)
         self._wait_for_server_s = wait_for_server_s
+        self._deadline = deadline
         self._away_deadline: Deadline | None = None
+        self.late_pause_s: float | None = None
 
     def tries(
-        self, may_help: Callable[[BaseException], bool], note: Callable[[RetryCallState], None]
+        self,
+        may_help: Callable[[BaseException], bool],
+        note: Callable[[RetryCallState], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> AsyncRetrying:
-        """Return the attempts of one request."""
-        return retrying(may_help, wait=self.wait, stop=self.stop, note=note)
+        """Return the attempts of one request. sleep: waits for a pause."""
+        return retrying(may_help, wait=self.wait, stop=self.stop, note=note, sleep=sleep)
 
     def wait(self, state: RetryCallState) -> float:
         """Return the seconds to the next attempt; the last is made when the waiting time ends."""
@@ -126,11 +201,15 @@ class RetryPolicy:
 
     def stop(self, state: RetryCallState) -> bool:
         """Return True if no further attempt is made. tenacity calls it after `wait`."""
-        if self._away_deadline is None:
-            return False
-        error = failure_of(state)
-        is_away = isinstance(error, LLMError) and error.server_is_away
-        return not is_away or self._away_deadline.remaining_s() <= 0
+        if self._away_deadline is not None:
+            error = failure_of(state)
+            is_away = isinstance(error, LLMError) and error.server_is_away
+            if not is_away or self._away_deadline.remaining_s() <= 0:
+                return True
+        if self._deadline is not None and self._deadline.is_too_near(state):
+            self.late_pause_s = state.upcoming_sleep
+            return True
+        return False
 
 
 class SeveralChoices:

@@ -78,7 +78,7 @@ def meta_eval(
     after an interruption, it goes on where it stopped. A service's key is read from
     SCOREKIT_API_KEY.
     """
-    with clean_exit("the same command"):
+    with clean_exit("the same command", stdout="log"):
         _check_extra()
         from scorekit.metaeval.evaluate import check_people, evaluate
         from scorekit.metaeval.judgements import read_judgements

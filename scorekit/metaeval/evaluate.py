@@ -40,6 +40,7 @@ class MetricStats:
     span_rows: int = 0
     groups: list[dict[str, Any]] = field(default_factory=list)
     system_scores: dict[str, float | None] = field(default_factory=dict)
+    repeated: int = 0
 
 
 @dataclass
@@ -101,6 +102,7 @@ def evaluate(
             scored=sum(score is not None for score in metric.scores),
             failed=metric.failed,
             truncated=metric.truncated,
+            repeated=metric.repeated,
         )
         scores = np.array([metric.scores[number] for number in common], float)
         matrix = rows.matrix(scores if metric.higher_is_better else -scores)

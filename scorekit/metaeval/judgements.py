@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scorekit.client.files.sample_file import text_of
 from scorekit.errors import UserError
 from scorekit.metaeval.marks import errors_of_row, unquoted
-from scorekit.rowfile import RowFile
+from scorekit.rows.read import RowFile
+from scorekit.rows.samples import text_of
 
 #: Penalties of errors: Freitag et al. 2021 (Experts, Errors, and Context, arXiv 2104.14478).
 #: TRIVIAL is from Marot, the viewer of the published files. CRITICAL is not in that paper (Marot:
@@ -43,7 +43,7 @@ class Rating:
 
 @dataclass(slots=True)
 class JudgedTranslation:
-    """A system's translation of a segment, with its ratings."""
+    """A system's translation of a segment, with its ratings. line: the first one about it."""
 
     system: str
     segment: str
@@ -53,6 +53,7 @@ class JudgedTranslation:
     src_lang: str | None = None
     tgt_lang: str | None = None
     ratings: list[Rating] = field(default_factory=list)
+    line: int = 0
 
     @property
     def score(self) -> float:
@@ -108,7 +109,7 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     Raises UserError that names the line.
     """
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")
-    if file.format == "csv":  # a CSV cannot hold spans
+    if file.format in ("csv", "txt"):  # they cannot hold spans
         raise UserError(f"{path}: judgements are .jsonl or .tsv")
     if file.format == "tsv":  # most of the published files are not quoted; `unquoted` decides
         judgements = _published(RowFile(path, "tsv-unquoted"))
@@ -121,22 +122,59 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
 
 def _json(file: RowFile, lower_is_better: bool) -> Judgements:
     by_key: dict[tuple[str, str, str], JudgedTranslation] = {}
-    empty = blameless = 0
-    for number, row in file.rows((), None):
+    by_rater: dict[tuple[int, str], tuple[int, Rating]] = {}
+    empty = blameless = repeated = 0
+    for number, row, _ in file.rows((), None):
         try:
             translation = _translation(row)
+            translation.line = number
             rating, num_ignored = _rating(row, translation.mt, lower_is_better)
         except ValueError as error:
             raise UserError(f"{file.path}, line {number}: {error}") from None
+        first = _put(by_key, translation)
+        _check_same_texts(first, translation, file.path)
+        if row.get("rater") not in (None, ""):
+            earlier, rating_before = by_rater.setdefault(
+                (id(first), str(row["rater"])), (number, rating)
+            )
+            if earlier != number:
+                if rating_before != _without_empty(rating):
+                    raise UserError(
+                        f"{file.path}, lines {earlier} and {number}: rater "
+                        f"{str(row['rater'])[:_LONGEST_NAME]!r} judges one translation twice, and "
+                        "differently. Remove one of them"
+                    )
+                repeated += 1
+                continue
         blameless += num_ignored
-        if rating.spans is not None:
-            listed = len(rating.spans)
-            rating.spans = [span for span in rating.spans if span.end > span.start]
-            empty += listed - len(rating.spans)
-        _put(by_key, translation).ratings.append(rating)
+        listed = len(rating.spans or ())
+        rating.spans = _without_empty(rating).spans
+        empty += listed - len(rating.spans or ())
+        first.ratings.append(rating)
     notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
     notes += [f"{blameless:,} {_NOTES['source']}"] if blameless else []
+    notes += [f"{repeated:,} equal rows of a rater and a translation count once"] * bool(repeated)
     return Judgements(_checked(by_key, file.path), notes)
+
+
+def _without_empty(rating: Rating) -> Rating:
+    """Return a rating without its empty spans."""
+    if rating.spans is None:
+        return rating
+    return Rating(rating.score, [span for span in rating.spans if span.end > span.start])
+
+
+def _check_same_texts(first: JudgedTranslation, other: JudgedTranslation, path: Path) -> None:
+    """Raise UserError if two rows of a translation differ in its source, reference or languages."""
+    for name in ("src", "ref", "src_lang", "tgt_lang"):
+        values = getattr(first, name), getattr(other, name)
+        if None not in values and values[0] != values[1]:
+            raise UserError(
+                f"{path}, lines {first.line} and {other.line}: one translation of system "
+                f"{first.system[:_LONGEST_NAME]!r} has two values of {name!r}. Correct one of them"
+            )
+        if values[0] is None:
+            setattr(first, name, values[1])
 
 
 def _translation(row: Mapping[str, Any]) -> JudgedTranslation:
@@ -209,13 +247,15 @@ def _published(file: RowFile) -> Judgements:
     raters: dict[tuple[int, str], Rating] = {}
     counts = dict.fromkeys(_NOTES, 0)
     columns = ("system", "rater", "source", "target", "category", "severity")
-    for number, row in file.rows(columns, None):
+    for number, row, _ in file.rows(columns, None):
         if left_out := _no_judgement(row):
             counts[left_out] += 1
             continue
         try:
             src, mt, error = errors_of_row(row)
-            translation = _put(by_key, _translation(row | {"src": src, "mt": mt}))
+            new = _translation(row | {"src": src, "mt": mt})
+            new.line = number
+            translation = _put(by_key, new)
             penalty = weight(error.severity, row["category"]) if error else 0.0
         except ValueError as row_error:
             raise UserError(f"{file.path}, line {number}: {row_error}") from None
@@ -258,13 +298,16 @@ def _checked(
 ) -> list[JudgedTranslation]:
     """Name segments without a name. Raises UserError for a named one with two translations."""
     counts: dict[tuple[str, str], int] = {}
+    lines: dict[tuple[str, str], int] = {}
     for (system, name, _), translation in by_key.items():
         count = counts[system, name] = counts.get((system, name), 0) + 1
         if count > 1 and translation.segment:
             raise UserError(
-                f"{path}: system {system[:_LONGEST_NAME]!r} has two translations of segment "
+                f"{path}, lines {lines[system, name]} and {translation.line}: system "
+                f"{system[:_LONGEST_NAME]!r} has two translations of segment "
                 f"{name[:_LONGEST_NAME]!r}: name documents and segments apart"
             )
+        lines.setdefault((system, name), translation.line)
         translation.segment = translation.segment or (name if count == 1 else f"{name}\n{count}")
     return list(by_key.values())
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.files.sample_file import JudgeColumns, SampleFile, TranslationColumns
 from scorekit.client.files.score_file import ResultCounts, ScoreJob, ScoreRun, first_info
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
-from scorekit.rowfile import RowFile
+from scorekit.rows.read import RowFile
+from scorekit.rows.samples import JudgeColumns, SampleFile, TranslationColumns
 from scorekit.schemas import Info, Overlong
 
 
@@ -39,6 +39,7 @@ class MetricScores:
     """Scores and spans by translation; None: no score; no spans, or failed.
 
     model: that scored. failed: error type -> count. truncated: number of texts not read completely.
+    repeated: number of rows that say the same of a translation as an earlier row.
     """
 
     name: str
@@ -48,6 +49,7 @@ class MetricScores:
     spans: list[list[Span] | None]
     failed: dict[str, int]
     truncated: int = 0
+    repeated: int = 0
 
     @property
     def has_spans(self) -> bool:
@@ -106,7 +108,7 @@ def service_scores(
 
 async def _info(source: MetricSource, settings: Mapping[str, Any]) -> Info:
     async with ScoringClient(source.target, **settings) as client:
-        return await first_info(client, 1)
+        return await first_info(client)
 
 
 def _check_service(
@@ -162,7 +164,7 @@ async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any
     contents = job.check()
     async with ScoringClient(source.target, **settings) as client:
         run = ScoreRun(job, client)
-        await run.run(await first_info(client, 1), contents)
+        await run.run(await first_info(client), contents)
     return run.tally
 
 
@@ -172,7 +174,7 @@ def _read_results(
     described = info.tasks[task] if task is not None and info.tasks else info
     higher_is_better = described.higher_is_better
     scores = MetricScores(name, info.model, higher_is_better, [], [], {})
-    for number, row in RowFile(path).rows((), None):
+    for number, row, _ in RowFile(path).rows((), None):
         _add(scores, row, len(translations[number - 1].mt), f"{path}, line {number}")
     return scores
 
@@ -183,18 +185,25 @@ def file_scores(
     """Return the scores of a file: rows with `score` and, if it marks errors, `error_spans`.
 
     Each row belongs to the translation with its `src` and `mt`. A row with `ok` false or a null
-    score failed; so did a translation without a row (`absent`).
+    score failed; so did a translation without a row (`absent`). Rows that say the same of a
+    translation count once.
 
-    Raises UserError for an invalid row, and if no row belongs to any translation.
+    Raises UserError for an invalid row, for rows that differ about a translation, and if no row
+    belongs to any translation.
     """
     file = RowFile(Path(source.target))
     rows: dict[tuple[str, str], tuple[int, Mapping[str, Any]]] = {}
-    for number, row in file.rows(("src", "mt", "score"), None):
+    repeated = 0
+    for number, row, _ in file.rows(("src", "mt", "score"), None):
         for name in ("src", "mt"):
             if not isinstance(row.get(name), str):
                 raise UserError(f"{file.path}, line {number}: no text {name!r}")
-        rows[row["src"], row["mt"]] = number, row
+        first_number, first = rows.setdefault((row["src"], row["mt"]), (number, row))
+        if first_number != number:
+            _check_equal(first, row, f"{file.path}, lines {first_number} and {number}")
+            repeated += 1
     scores = MetricScores(source.name, file.path.name, higher_is_better, [], [], {})
+    scores.repeated = repeated
     absent: Mapping[str, Any] = {"ok": False, "error": {"type": "absent"}}
     for translation in translations:
         number, fields = rows.get((translation.src, translation.mt), (0, absent))
@@ -202,6 +211,27 @@ def file_scores(
     if scores.failed.get("absent") == len(translations):
         raise UserError(f"{file.path}: none of its {len(rows):,} rows is one of the translations")
     return scores
+
+
+def _check_equal(first: Mapping[str, Any], row: Mapping[str, Any], location: str) -> None:
+    """Raise UserError if two rows of one translation differ in score or spans."""
+    for name in ("score", "error_spans"):
+        values = [None if r.get("ok") is False else r.get(name) for r in (first, row)]
+        if name == "score":
+            values = [_as_number(value) for value in values]
+        if values[0] != values[1]:
+            raise UserError(
+                f"{location}: two rows of one translation (equal 'src' and 'mt') differ in "
+                f"{name!r}. Remove one of them"
+            )
+
+
+def _as_number(score: Any) -> Any:
+    """Return a score as a number, as `_add` reads it; anything else as it is."""
+    try:
+        return None if score == "" else float(score)
+    except (TypeError, ValueError):
+        return score
 
 
 def _add(scores: MetricScores, row: Mapping[str, Any], length: int, location: str) -> None:

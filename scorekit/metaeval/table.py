@@ -81,6 +81,10 @@ def notes(result: MetaEvaluation) -> list[str]:
             lines.append(f"{metric.name}: no score of {metric.asked - metric.scored:,} ({reasons})")
         if metric.truncated:
             lines.append(f"{metric.name}: {metric.truncated:,} texts were not read to their end")
+        if metric.repeated:
+            lines.append(
+                f"{metric.name}: {metric.repeated:,} equal rows of a translation count once"
+            )
     return lines + result.notes
 
 

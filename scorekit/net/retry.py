@@ -4,9 +4,11 @@ which errors are worth a retry.
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -23,6 +25,8 @@ _LONGEST_RETRY_AFTER_S = 600.0
 _jitter = random.Random()
 #: Drawn between 0 and 0.2 s, 0.4 s, ... 10 s. Tests replace it.
 _backoff: Wait = wait_random_exponential(multiplier=0.2, max=10.0)
+#: Seconds below which an attempt that the deadline has ended says nothing about the server.
+_SHORTEST_ATTEMPT_S = 1.0
 
 
 class Deadline:
@@ -32,6 +36,7 @@ class Deadline:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
         self._failure: BaseException | None = None
+        self._granted_s = seconds  # of the attempt that goes on
 
     def extend(self, seconds: float) -> None:
         """Move the deadline back, for a wait that does not count."""
@@ -56,7 +61,16 @@ class Deadline:
         remaining = self.remaining_s()
         if not remaining and self._failure is not None:
             raise self._failure
+        self._granted_s = remaining
         return remaining
+
+    def timeout_error(self, error: BaseException) -> BaseException:
+        """Return the error to raise for an attempt that had no answer in its time.
+
+        error: the timeout's. The previous attempt's says more if the deadline has ended this one
+        after less than a second: a connection that is refused may take longer than it had."""
+        is_cut = self._granted_s < _SHORTEST_ATTEMPT_S and self.remaining_s() < 1e-3
+        return self._failure if is_cut and self._failure is not None else error
 
     def is_too_near(self, state: RetryCallState) -> bool:
         """Return True if the next attempt would start after the deadline: waiting is no use."""
@@ -70,13 +84,16 @@ def retrying(
     wait: Wait | None = None,
     stop: Callable[[RetryCallState], bool] = stop_never,
     note: Callable[[RetryCallState], Any],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> AsyncRetrying:
     """Return the attempts of one request; the last error is raised as it is.
 
     wait: None: pauses that grow to 10 s. stop: called when the pause is known. note: called for
-    each failure that is retried; it must not log the service's own words.
+    each failure that is retried; it must not log the service's own words. sleep: waits for so many
+    seconds; what it raises ends the attempts.
     """
     return AsyncRetrying(
+        sleep=sleep,
         retry=retry_if_exception(may_help),
         wait=wait or exponential_wait,
         stop=stop,
@@ -90,11 +107,12 @@ def exponential_wait(state: RetryCallState) -> float:
     return _backoff(state)
 
 
-def stepped(steps_s: Sequence[float]) -> Wait:
+def stepped(steps_s: Sequence[float], max_retry_after_s: float = _LONGEST_RETRY_AFTER_S) -> Wait:
     """Return a function that waits these seconds in turn, and the last one from then on.
 
     Pauses vary by 25 %, so that requests that failed together do not return together. They are
-    never shorter than the error's `retry_after`."""
+    never shorter than the error's `retry_after`, of which `max_retry_after_s` count at most: a
+    caller with a deadline gives infinity, and compares the pause with it."""
 
     def wait(state: RetryCallState) -> float:
         step = steps_s[min(state.attempt_number, len(steps_s)) - 1]
@@ -102,7 +120,7 @@ def stepped(steps_s: Sequence[float]) -> Wait:
         retry_after = getattr(failure_of(state), "retry_after", None)
         if retry_after is None:
             return pause
-        return max(pause, min(retry_after, _LONGEST_RETRY_AFTER_S) * _jitter.uniform(1.0, 1.1))
+        return max(pause, min(retry_after, max_retry_after_s) * _jitter.uniform(1.0, 1.1))
 
     return wait
 
@@ -113,12 +131,17 @@ def failure_of(state: RetryCallState) -> BaseException | None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header, which has seconds or a date; None without one."""
+    """Return the seconds of a Retry-After header, which has seconds or a date; None without one.
+
+    `retry-after-ms` of OpenAI and Azure, which has milliseconds, comes first."""
     value = headers.get("retry-after", "")
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
+    for number, unit in ((headers.get("retry-after-ms", ""), 1e-3), (value, 1.0)):
+        try:
+            seconds = float(number) * unit
+        except ValueError:
+            continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
     try:
         retry_time = parsedate_to_datetime(value).timestamp()
         sent_time = parsedate_to_datetime(headers["date"]).timestamp()  # the server's own clock

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from scorekit.command import print_line
 from scorekit.errors import ScorekitError, UserError
+from scorekit.net.masking import without_passwords
 from scorekit.report.render import visible
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class Findings:
             text = " ".join([str(error), "; ".join(lines)])
             self.checks.append(Check(name, " ".join(text.split()), False))
             return None
-        self.checks.append(Check(name, description, True))
+        self.checks.append(Check(name, without_passwords(description), True))
         return value
 
 

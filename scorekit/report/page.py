@@ -6,6 +6,8 @@ matplotlib is loaded on use.
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ STYLE = """\
   td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
   .pictures { display: grid; gap: .6rem;
               grid-template-columns: repeat(auto-fill, minmax(min(20rem, 100%), 1fr)); }
-  .pictures svg { width: 100%; height: auto; }
+  .pictures svg { width: 100%; height: auto; overflow: visible; }
   .pair { border: 1px solid #e2e2e6; border-radius: .4rem; padding: .5rem .8rem; margin: .6rem 0; }
   .pair dt { color: #6b6b70; float: left; width: 4.2rem; clear: left; font-size: .85rem; }
   .pair dd { margin: 0 0 .1rem 4.6rem; overflow-wrap: anywhere; }"""
@@ -59,26 +61,57 @@ def write_html(path: Path, template: str, filters: Filters | None = None, **valu
     return path
 
 
+#: Settings of matplotlib for a chart.
+_CHART: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "report",
+    "font.size": 9,
+    "text.parse_math": False,
+}
+#: What matplotlib calls a series without a name.
+_UNNAMED = re.compile(r"_(?:child|container)\d+|_nolegend_")
+#: Characters of a title, or of a name in a legend.
+_LONGEST = 60
+
+
+def _short(text: str) -> str:
+    text = visible(text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _name_series(axes: Any) -> None:
+    """Let the legend have every name: matplotlib leaves out those that begin with `_`."""
+    for artist in [*axes.lines, *axes.patches, *axes.collections, *axes.containers]:
+        name = str(artist.get_label())
+        if name and not _UNNAMED.fullmatch(name):
+            artist.set_label((" " if name.startswith("_") else "") + _short(name))
+
+
 def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> Markup | None:
     """Return a chart as SVG, the same bytes for the same data, or None if there is nothing to draw.
 
     label: of the x axis. fill: draws on matplotlib axes, and returns the number of series.
+    Names may be any text: `$` begins no formula, and a name that begins with `_` is in the legend,
+    too. Texts stay texts in the SVG, so that the browser's fonts show each language.
     """
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
+    with matplotlib.rc_context(_CHART), warnings.catch_warnings():
+        # The font that measures texts here lacks some letters; it does not show them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         canvas, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
         try:
             num_series = fill(axes)
             if not num_series:
                 return None
-            axes.set_title(title, loc="left", fontsize=10)
-            axes.set_xlabel(label)
+            axes.set_title(_short(title), loc="left", fontsize=10)
+            axes.set_xlabel(_short(label))
             axes.grid(alpha=0.25)
             if num_series > 1:
+                _name_series(axes)
                 axes.legend(fontsize=7, framealpha=0.8, edgecolor="none")
             text = io.StringIO()
             canvas.savefig(text, format="svg", metadata={"Date": None})

@@ -17,17 +17,20 @@ from urllib.parse import quote
 
 import httpx
 from pydantic import ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from scorekit.client.transport import (
     RetryingSession,
-    checked_url,
     is_retryable,
+    json_of,
     parse_response,
     raise_refusal,
     resolve_api_key,
+    service_url,
+    without_bom,
 )
 from scorekit.errors import IndexChanged, RequestError, SampleError, ServiceUnreachable, UserError
+from scorekit.net.first_answer import first_answer_limit_s
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import gather_or_cancel
@@ -44,6 +47,7 @@ from scorekit.retrieval.searches import (
     outcome_of,
 )
 from scorekit.retrieval.wire import REVISION_HEADER, IndexInfo, Page
+from scorekit.scorers import check_is_list
 
 _WHAT = "page retriever"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -59,7 +63,8 @@ class Retriever(ForkSafeClient["_Client"]):
     url: of the service. api_key: default from SCOREKIT_API_KEY. timeout_s: seconds for one request.
     deadline_s: seconds for one request with its retries (no connection, 429, 502, 503, 504,
     transient errors of searches) and the pauses between them. max_in_flight: concurrent requests.
-    Raises UserError if the URL is not http.
+    first_answer_s: seconds to wait for a service that has never answered; None: 10 s in a notebook
+    or at a prompt, else until the deadline. Raises UserError if the URL is not http.
 
     Every call may raise ServiceUnreachable if there is no valid answer until the deadline;
     IndexChanged if another index answers than before; RequestError if the request is refused;
@@ -74,12 +79,15 @@ class Retriever(ForkSafeClient["_Client"]):
         timeout_s: float = 60.0,
         deadline_s: float = 300.0,
         max_in_flight: int = 8,
+        first_answer_s: float | None = None,
     ) -> None:
-        base, key, first_revision = checked_url(url), resolve_api_key(api_key), _Seen()
+        server_parts, key, first_revision = service_url(url), resolve_api_key(api_key), _Seen()
+        base, first_answer_s = server_parts.address, first_answer_limit_s(first_answer_s)
 
         def make() -> _Client:
             limits: dict[str, Any] = {"deadline_s": deadline_s, "max_in_flight": max_in_flight}
-            server = RetryingSession(base, key, _WHAT, timeout_s=timeout_s, **limits)
+            limits["first_answer_s"] = first_answer_s
+            server = RetryingSession(server_parts, key, _WHAT, timeout_s=timeout_s, **limits)
             return _Client(base, server, timeout_s, first_revision)
 
         self.url = base
@@ -100,9 +108,19 @@ class Retriever(ForkSafeClient["_Client"]):
         Equal searches are sent once, in as few requests as the service allows.
 
         exclude: for each query, ids of pages to leave out. A query that is invalid (empty, NUL, not
-        Unicode) or fails alone has a SampleError in its place.
+        Unicode) or fails alone has a SampleError in its place. Raises UserError for what is no list
+        of queries, or no list of lists of ids.
         """
-        excluded = exclude if exclude is not None else [()] * len(queries)
+        check_is_list("queries", queries)
+        queries = list(queries)
+        excluded: Sequence[Sequence[str]] = [()] * len(queries)
+        if exclude is not None:
+            check_is_list("exclude", exclude)
+            excluded = list(exclude)
+            for index, pages in enumerate(excluded):
+                check_is_list(f"exclude.{index}", pages)
+            if len(excluded) != len(queries):
+                raise UserError(f"exclude: {len(excluded)} lists for {len(queries)} queries")
         searches = [
             (query, tuple(dict.fromkeys(pages)))
             for query, pages in zip(queries, excluded, strict=True)
@@ -228,7 +246,7 @@ class _Client:
         )
         response = self._check_status(await self._server.once("POST", "/v1/search", deadline, body))
         with parse_response(self._base, _WHAT):
-            answer = SearchAnswer.model_validate_json(response.content)
+            answer = SearchAnswer.model_validate_json(without_bom(response.content))
             self._check_revision(answer.index.revision)
             pairs = zip(searches, answer.results, strict=True)
             return {search: outcome_of(result, top_k) for search, result in pairs}
@@ -258,7 +276,7 @@ class _Client:
     async def _get_json(self, path: str) -> Any:
         response = await self._get(path)
         with parse_response(self._base, _WHAT):
-            return from_json(response.content)
+            return json_of(response.content)
 
     async def _get(self, path: str) -> httpx.Response:
         """Return the answer to a GET, with retries."""

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from scorekit.errors import SampleError
+from scorekit.net.masking import server_words
 from scorekit.retrieval.wire import PageHit
 from scorekit.schemas import WireAnswer, WireError
 
@@ -90,7 +91,8 @@ def outcome_of(result: SearchResult, top_k: int) -> SearchOutcome:
     if result.ok or result.error is None:
         raise ValueError("a result without its hits or its error")
     error = result.error
-    return SampleError(error.type, error.message, retryable=error.retryable)
+    message = server_words(error.message)
+    return SampleError.of_answer(error.type, message, retryable=error.retryable)
 
 
 def is_transient(outcome: SearchOutcome) -> bool:

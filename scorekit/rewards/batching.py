@@ -146,7 +146,7 @@ class BatchedService:
                 if entry.future.done():
                     continue
                 if is_outage:
-                    entry.future.set_result(_failed(error))
+                    entry.future.set_result(failed_request(error))
                 else:
                     entry.future.set_exception(error)
 
@@ -170,7 +170,7 @@ class BatchedService:
             if isinstance(error, RequestError) and error.status in _CONFIG_STATUS:
                 raise
             if is_retryable(error) or len(batch) == 1 or splits_left[0] < 2:
-                results = [_failed(error)] * len(batch)
+                results = [failed_request(error)] * len(batch)
             else:
                 splits_left[0] -= 2
                 middle = len(batch) // 2
@@ -196,7 +196,7 @@ def _cancel_unwanted(
         request.cancel()
 
 
-def _failed(error: Exception) -> Failed:
+def failed_request(error: Exception) -> Failed:
     """Return the failed result of a request that failed after its retries.
 
     A later request may succeed, unless the service has refused this one (4xx)."""

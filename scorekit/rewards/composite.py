@@ -7,18 +7,19 @@ with SyncCompositeReward("reward.yaml") as reward:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scorekit.client import Sample, ScoringClient
-from scorekit.errors import TEXT_ERROR_TYPES
+from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
-from scorekit.net.tasks import gather_or_cancel, run_in_daemon_thread
-from scorekit.rewards.batching import BatchedService
+from scorekit.net.tasks import gather_or_cancel
+from scorekit.rewards.batching import BatchedService, failed_request
 from scorekit.rewards.definition import ComponentConfig, RewardDefinition, load_definition
+from scorekit.rewards.first_samples import FirstSamples, check_languages
 from scorekit.rewards.formula import compose, missing_component, refusing_gate
 from scorekit.rewards.gates import load_gate, rule_result
 from scorekit.rewards.local_rules import LocalRule
@@ -26,8 +27,12 @@ from scorekit.rewards.results import ComponentResult, GateResult, RewardResult
 from scorekit.rewards.samples import Fields, fields_of, group_indices, seconds_of_call
 from scorekit.rewards.services import SHORTEST, checks, request_body, request_key, service_component
 from scorekit.schemas import Failed, Info, Result
+from scorekit.scorers import check_is_list
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
+Components = dict[str, list[ComponentResult]]
+#: Seconds for a rule that is only reported, while an earlier call of it still hangs.
+_HUNG_REPORT_S = 1.0
 
 
 class CompositeReward:
@@ -55,6 +60,7 @@ class CompositeReward:
             name: load_gate(f"gates.{name}", config)
             for name, config in self.definition.gates.items()
         }
+        self._first = FirstSamples(self.definition, self._gates)
         self._names_by_request: dict[str, list[str]] = {}
         for name, config in components.items():
             if config.service is not None:
@@ -67,14 +73,18 @@ class CompositeReward:
         definition, request = self.definition, self.definition.components[names[0]].request
         # It ends a little before the caller's own deadline, so that its error arrives.
         deadline_s = Deadline(definition.deadline_s).for_service(definition.deadline_s)
-        client = ScoringClient(
-            request.service or (),
-            api_key=api_key,
-            timeout_s=min(definition.timeout_s, deadline_s),
-            deadline_s=deadline_s,
-            max_in_flight=definition.max_in_flight,
-            batch_size=definition.batch_size,
-        )
+        try:
+            client = ScoringClient(
+                request.service or (),
+                api_key=api_key,
+                timeout_s=min(definition.timeout_s, deadline_s),
+                deadline_s=deadline_s,
+                max_in_flight=definition.max_in_flight,
+                batch_size=definition.batch_size,
+                first_answer_s=deadline_s,  # a trainer may be started before its services
+            )
+        except UserError as error:  # a wrong URL
+            raise UserError(f"components.{names[0]}.service: {error}") from None
         return BatchedService(
             client,
             request.options,
@@ -96,14 +106,20 @@ class CompositeReward:
         for service in self._services.values():
             await service.close()
 
-    async def check(self, *, wait_s: float | None = None) -> dict[str, Info]:
+    async def check(
+        self, *, wait_s: float | None = None, languages: Iterable[str] = ()
+    ) -> dict[str, Info]:
         """Ask every service what it is, before a run starts; return the answers by component.
 
         wait_s: seconds to wait first until all services are ready; None: nothing waits for that.
+        languages: target languages of the samples. Which fields a sample needs says
+        `scorekit.rewards.first_samples.required_fields`.
 
-        Raises UserError if a service does not fit the definition, ServiceUnreachable if it does not
-        answer within the deadline, RequestError if it refuses the key.
+        Raises UserError if a service does not fit the definition or a gate does not know a
+        language, ServiceUnreachable if a service does not answer within the deadline, RequestError
+        if it refuses the key.
         """
+        check_languages(self.definition, self._gates, languages)
         waiting = None if wait_s is None else Deadline(wait_s)
         infos: dict[str, Info] = {}
         for key, service in self._services.items():
@@ -112,16 +128,18 @@ class CompositeReward:
         return infos
 
     async def score_group(
-        self, samples: Sequence[Sample], *, deadline_s: float | None = None
+        self, samples: Iterable[Sample], *, deadline_s: float | None = None
     ) -> list[RewardResult]:
         """Score the completions of one prompt. See `score`."""
+        check_is_list("samples", samples)
+        samples = list(samples)
         return await self.score(samples, groups=[0] * len(samples), deadline_s=deadline_s)
 
     async def score(
         self,
-        samples: Sequence[Sample],
+        samples: Iterable[Sample],
         *,
-        groups: Sequence[Hashable] | None = None,
+        groups: Iterable[Hashable] | None = None,
         deadline_s: float | None = None,
     ) -> list[RewardResult]:
         """Return the reward of each sample, or none, with its components; in order.
@@ -133,7 +151,8 @@ class CompositeReward:
         with `timeout`.
 
         Failed samples and failed services are results, never exceptions. Raises UserError if
-        samples or services do not fit the definition, RequestError if a service refuses the key,
+        samples or services do not fit the definition, or if the first samples show that none can
+        have a reward (see `FirstSamples`); RequestError if a service refuses the key;
         ServiceUnreachable if another program answers, or another model than before (ModelChanged).
         """
         if self._is_closed:
@@ -141,7 +160,10 @@ class CompositeReward:
         fields = fields_of(samples)
         indices = group_indices(groups, len(fields), self.definition.has_group_rules)
         seconds = seconds_of_call(deadline_s, self.definition.deadline_s)
-        return await _Call(self, fields, Deadline(seconds)).results(indices)
+        self._first.check_fields(fields)
+        results = await _Call(self, fields, Deadline(seconds)).results(indices)
+        self._first.check_results(fields, results)
+        return results
 
 
 class SyncCompositeReward(ForkSafeClient[CompositeReward]):
@@ -159,15 +181,17 @@ class SyncCompositeReward(ForkSafeClient[CompositeReward]):
             CompositeReward.close,
         )
 
-    def check(self, *, wait_s: float | None = None) -> dict[str, Info]:
+    def check(
+        self, *, wait_s: float | None = None, languages: Iterable[str] = ()
+    ) -> dict[str, Info]:
         """See CompositeReward.check."""
-        return self.run(lambda reward: reward.check(wait_s=wait_s))
+        return self.run(lambda reward: reward.check(wait_s=wait_s, languages=languages))
 
-    def score(self, samples: Sequence[Sample], **kwargs: Any) -> list[RewardResult]:
+    def score(self, samples: Iterable[Sample], **kwargs: Any) -> list[RewardResult]:
         """See CompositeReward.score."""
         return self.run(lambda reward: reward.score(samples, **kwargs))
 
-    def score_group(self, samples: Sequence[Sample], **kwargs: Any) -> list[RewardResult]:
+    def score_group(self, samples: Iterable[Sample], **kwargs: Any) -> list[RewardResult]:
         """See CompositeReward.score_group."""
         return self.run(lambda reward: reward.score_group(samples, **kwargs))
 
@@ -187,28 +211,38 @@ class _Call:
             for index, sample_gates in enumerate(gates)
             if refusing_gate(self._definition, sample_gates)
         }
-        rules = asyncio.ensure_future(self._rule_components(groups))
-        services = asyncio.ensure_future(self._service_components(refused))
-        try:
-            components = [await services, await rules]
-        finally:
-            for task in (rules, services):
-                task.cancel()
-        by_name = components[0] | components[1]
-        missing = "no result before the deadline"
+        by_name: Components = {}
+        for components in await gather_or_cancel(self._parts(groups, refused)):
+            by_name |= components
+        names = self._definition.components
         return [
-            compose(
-                self._definition,
-                {
-                    name: by_name[name][index]
-                    if name in by_name
-                    else missing_component(config, "timeout", missing, is_transient=True)
-                    for name, config in self._definition.components.items()
-                },
-                gates[index],
-            )
+            compose(self._definition, {name: by_name[name][index] for name in names}, gates[index])
             for index in range(len(self._samples))
         ]
+
+    def _parts(
+        self, groups: list[list[int]], refused: set[int]
+    ) -> list[Coroutine[Any, Any, Components]]:
+        """Return the coroutines of all rules and services. None waits for another."""
+        rules = [self._rule(name, rule, groups) for name, rule in self._reward._rules.items()]
+        services = [
+            self._components_of(key, names, refused)
+            for key, names in self._reward._names_by_request.items()
+        ]
+        return [*rules, *services]
+
+    def _limit_s(self, configs: Sequence[ComponentConfig]) -> float:
+        """Return the seconds for components; fewer for those that are only reported."""
+        limit_s = self._deadline.remaining_s()
+        if not any(config.weight for config in configs):
+            limit_s = min(limit_s, self._definition.timeout_s)
+        return limit_s
+
+    async def _rule(self, name: str, rule: LocalRule, groups: list[list[int]]) -> Components:
+        limit_s = self._limit_s([rule.config])
+        if not rule.config.weight and rule.num_hung:  # or it would delay every call
+            limit_s = min(limit_s, _HUNG_REPORT_S)
+        return {name: await rule.evaluate_within(self._samples, groups, limit_s)}
 
     async def _gate_results(self) -> list[dict[str, GateResult]]:
         rules = self._reward._gates
@@ -221,52 +255,12 @@ class _Call:
 
         if not rules:
             return [{} for _ in self._samples]
-        results = await self._in_thread(evaluate)
-        if results is None:
-            unknown = GateResult("unknown", message="no result before the deadline")
-            return [dict.fromkeys(rules, unknown) for _ in self._samples]
-        return results
-
-    async def _in_thread(self, function: Any, *args: Any, is_foreign: bool = False) -> Any:
-        """Return the function's result, computed in a thread; None if the deadline passes first.
-
-        is_foreign: whether it may hang, so that it must take no thread of other calls."""
-        run = run_in_daemon_thread if is_foreign else asyncio.to_thread
         try:
             async with asyncio.timeout(self._deadline.remaining_s()):
-                return await run(function, *args)
+                return await asyncio.to_thread(evaluate)
         except TimeoutError:
-            return None
-
-    async def _rule_components(self, groups: list[list[int]]) -> dict[str, list[ComponentResult]]:
-        """Return the components of all local rules by name; those without a result are left out."""
-        by_kind: dict[bool, dict[str, LocalRule]] = {False: {}, True: {}}
-        for name, rule in self._reward._rules.items():
-            by_kind[rule.is_foreign][name] = rule
-
-        def evaluate(rules: dict[str, LocalRule]) -> dict[str, list[ComponentResult]]:
-            return {name: rule.evaluate(self._samples, groups) for name, rule in rules.items()}
-
-        parts = [
-            self._in_thread(evaluate, rules, is_foreign=is_foreign)
-            for is_foreign, rules in by_kind.items()
-            if rules
-        ]
-        merged: dict[str, list[ComponentResult]] = {}
-        for components in await gather_or_cancel(parts):
-            merged |= components or {}
-        return merged
-
-    async def _service_components(self, refused: set[int]) -> dict[str, list[ComponentResult]]:
-        """Return the components of all services by name. Samples in `refused` are not sent."""
-        parts = [
-            self._components_of(key, names, refused)
-            for key, names in self._reward._names_by_request.items()
-        ]
-        merged: dict[str, list[ComponentResult]] = {}
-        for components in await gather_or_cancel(parts):
-            merged |= components
-        return merged
+            unknown = GateResult("unknown", message="no result before the deadline")
+            return [dict.fromkeys(rules, unknown) for _ in self._samples]
 
     async def _components_of(
         self, key: str, names: list[str], refused: set[int]
@@ -282,10 +276,12 @@ class _Call:
                 outcomes[index] = f"the sample has no {field}"
             else:
                 bodies[index] = body
-        limit_s = self._deadline.remaining_s()
-        if not any(config.weight for config in configs):  # nobody waits long for a mere report
-            limit_s = min(limit_s, self._definition.timeout_s)
-        answers = await self._answers(key, list(bodies.values()), limit_s)
+        try:
+            answers = await self._answers(key, list(bodies.values()), self._limit_s(configs))
+        except (RequestError, ServiceUnreachable) as error:
+            if any(config.weight for config in configs):
+                raise
+            answers = [failed_request(error)] * len(bodies)  # what is only reported may fail
         outcomes_by_index = dict(zip(bodies, answers, strict=True))
         bad = await self._bad_source_indices(key, configs, outcomes_by_index)
         outcomes = [outcomes_by_index.get(index, outcome) for index, outcome in enumerate(outcomes)]

@@ -12,11 +12,12 @@ a component with a weight has no reward.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from scorekit.config import Config, check_config, load_config, split_commas
 from scorekit.errors import UserError
@@ -31,7 +32,30 @@ RefusedType = Literal["invalid_input", "overlong"]
 
 
 Urls = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+
+
+def _name(value: Any) -> str:
+    """Return the name of a component or gate. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"a name is a text, and this is {value!r}. Write it in quotes")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", value):
+        raise ValueError(
+            "a name has up to 64 letters (A to Z), digits, and _ . -, and begins with a letter or "
+            "_. Choose another"
+        )
+    return value
+
+
+def _number(value: Any) -> Any:
+    """Raise ValueError for a truth value, which is a number to pydantic: YAML reads `yes` so."""
+    if isinstance(value, bool):
+        raise ValueError("this is true or false. Give a number")
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+#: A larger number could be infinite as float32, in which trainers hold rewards.
+Number = Annotated[float, BeforeValidator(_number), Field(ge=-1e12, le=1e12)]
 
 
 class ServiceRequest(Config):
@@ -72,14 +96,14 @@ class ComponentConfig(ServiceRequest):
         description="The value in a service's answer: score, pass (a verdict, 1 or 0), mt_covered, "
         "or the number of error_spans, omissions or unplaced.",
     )
-    severity_weights: dict[str, float] = Field(
+    severity_weights: dict[str, Number] = Field(
         default_factory=dict,
         description="Of a list field: add the weight of each entry's severity instead of counting. "
         "A severity without a weight is an error of the sample.",
     )
-    offset: float = Field(0.0, description="scaled = offset + scale * raw.")
-    scale: float = Field(1.0, description="scaled = offset + scale * raw.")
-    weight: float = Field(
+    offset: Number = Field(0.0, description="scaled = offset + scale * raw.")
+    scale: Number = Field(1.0, description="scaled = offset + scale * raw.")
+    weight: Number = Field(
         1.0, description="Weight of the scaled value; 0: reported, and never missed."
     )
     group: bool = Field(
@@ -140,7 +164,7 @@ class GateConfig(Config):
     factor: float | None = Field(
         None, ge=0, le=1, description="A closed gate multiplies a reward above 0 by this instead."
     )
-    reward: float | None = Field(
+    reward: Number | None = Field(
         None, description="A closed gate lowers the reward to this number instead."
     )
 
@@ -205,7 +229,7 @@ class RewardDefinition(Config):
 
     components: dict[Name, ComponentConfig] = Field(min_length=1, description="By name.")
     gates: dict[Name, Gate] = Field(default_factory=dict, description="By name.")
-    refused_text_reward: dict[RefusedType, float] = Field(
+    refused_text_reward: dict[RefusedType, Number] = Field(
         default_factory=dict,
         description="Reward of a completion whose text a service with a weight refuses, by the "
         "error's type (invalid_input, overlong); without one: no reward. A source that is refused "

@@ -45,6 +45,11 @@ class FastTextLanguages:
         if len(self._languages) < 2:
             raise UserError(f"{key}: {path}: names fewer than two languages. Give another model")
 
+    def knows(self, language: str) -> bool:
+        """Return whether the model has a label for the language."""
+        match = find_language(language)
+        return match is not None and match.madlad in self._languages
+
     def target_probability(self, sample: Mapping[str, Any]) -> float | None:
         """Return the probability of all labels that are the sample's `tgt_lang`.
 

@@ -10,6 +10,7 @@ from scorekit.rewards.results import ComponentResult, GateResult, RewardResult, 
 from scorekit.schemas import Result
 
 _NON_FINITE = "a number that is not finite"
+_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 
 
 def component_result(
@@ -51,10 +52,10 @@ def compose(
        reward;
     4. a component with a weight has no value: no reward;
     5. the sum of weight * scaled, lowered by the closed gates.
-    A sum that is not finite is no reward.
+    A sum that is not finite as float32, in which trainers hold rewards, is no reward.
     """
     reward, reason = _compose(definition, components, gates)
-    if reward is not None and not math.isfinite(reward):
+    if reward is not None and not abs(reward) <= _MAX_FLOAT32:
         reward, reason = None, f"non_finite: the sum is {_NON_FINITE}"
     return RewardResult(reward, reason, dict(components), dict(gates))
 

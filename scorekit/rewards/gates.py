@@ -5,17 +5,25 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from scorekit.command import missing_package
 from scorekit.errors import UserError
+from scorekit.extras import missing_package
 from scorekit.rewards.definition import CopyGate, LanguageGate, LengthGate
 from scorekit.rewards.results import GateResult
 
 Fields = Mapping[str, Any]
 GateRule = Callable[[Fields], GateResult]
-#: Returns the probability that the translation is in `tgt_lang`; None: the model does not know it.
-LanguageModel = Callable[[Fields], float | None]
+
+
+class LanguageModel(Protocol):
+    """Identifies languages."""
+
+    def target_probability(self, sample: Fields) -> float | None:
+        """Return the probability that the translation is in `tgt_lang`; None: it is not known."""
+
+    def knows(self, language: str) -> bool:
+        """Return whether the model has the language."""
 
 
 def rule_result(rule: GateRule, sample: Fields) -> GateResult:
@@ -34,7 +42,7 @@ def load_gate(key: str, config: LanguageGate | CopyGate | LengthGate) -> GateRul
     try:
         importlib.import_module("scorekit.text.rules")
         if isinstance(config, LanguageGate):
-            return _language_gate(config, _load_model(f"{key}.model", config.model))
+            return LanguageRule(config, _load_model(f"{key}.model", config.model))
     except ModuleNotFoundError as error:
         raise UserError(f"{key}: {missing_package(error) or error}") from None
     return _pair_gate(config)
@@ -44,37 +52,58 @@ def _load_model(key: str, model: str) -> LanguageModel:
     if model != "py3langid":
         from scorekit.rewards.fasttext_model import FastTextLanguages
 
-        return FastTextLanguages(key, model).target_probability
+        return FastTextLanguages(key, model)
     importlib.import_module("py3langid.langid")
-    from scorekit.rewards.violations import target_probability
-
-    return lambda sample: target_probability(
-        sample["src"], sample["mt"], sample.get("src_lang") or "", sample["tgt_lang"]
-    )
+    return _Py3Langid()
 
 
-def _language_gate(config: LanguageGate, model: LanguageModel) -> GateRule:
-    from scorekit.text.checks import without_names
-    from scorekit.text.rules import weighted_letters
+class _Py3Langid:
+    """The identifier that the checks of texts use, too."""
 
-    def rule(sample: Fields) -> GateResult:
-        language = sample.get("tgt_lang")
+    def target_probability(self, sample: Fields) -> float | None:
+        """Return the probability that the translation is in `tgt_lang`; None: it is not known."""
+        from scorekit.rewards.violations import target_probability
+
+        languages = (sample.get("src_lang") or "", sample["tgt_lang"])
+        return target_probability(sample["src"], sample["mt"], *languages)
+
+    def knows(self, language: str) -> bool:
+        """Return whether the identifier has the language."""
+        from scorekit.text.checks import language_probability
+
+        return language_probability("abc", language, ("en", "ko")) is not None
+
+
+class LanguageRule:
+    """The rule of a language gate."""
+
+    def __init__(self, config: LanguageGate, model: LanguageModel) -> None:
+        self._config, self._model = config, model
+
+    def knows(self, language: str) -> bool:
+        """Return whether the gate's model has the language."""
+        return self._model.knows(language)
+
+    def __call__(self, sample: Fields) -> GateResult:
+        """Return the gate of a sample."""
+        from scorekit.text.checks import without_names
+        from scorekit.text.rules import weighted_letters
+
+        config, language = self._config, sample.get("tgt_lang")
         if not language:
-            return _undecided(config, "the sample has no tgt_lang")
+            return self._undecided("the sample has no tgt_lang")
         bare = without_names(sample["mt"], sample["src"])
         if weighted_letters(bare) < config.min_letters:
             return GateResult("open", message=f"fewer than {config.min_letters} letters")
-        probability = model(sample)
+        probability = self._model.target_probability(sample)
         if probability is None:
-            return _undecided(config, f"{config.model} does not know the language {language!r}")
+            return self._undecided(f"{config.model} does not know the language {language!r}")
         is_open = probability >= config.min_probability
         return GateResult("open" if is_open else "closed", probability)
 
-    return rule
-
-
-def _undecided(config: LanguageGate, message: str) -> GateResult:
-    return GateResult("open" if config.unknown == "pass" else "unknown", message=message)
+    def _undecided(self, message: str) -> GateResult:
+        status = "open" if self._config.unknown == "pass" else "unknown"
+        return GateResult(status, message=message)  # type: ignore[arg-type]
 
 
 def _pair_gate(config: CopyGate | LengthGate) -> GateRule:

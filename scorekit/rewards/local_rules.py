@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import islice
 from typing import Any, get_args
 
-from scorekit.command import missing_package
 from scorekit.errors import UserError
+from scorekit.extras import missing_package
+from scorekit.net.tasks import run_in_daemon_thread
 from scorekit.rewards.definition import ComponentConfig, SampleRule
 from scorekit.rewards.formula import component_result, missing_component
 from scorekit.rewards.results import ComponentResult
@@ -17,6 +20,8 @@ from scorekit.rewards.results import ComponentResult
 Fields = Mapping[str, Any]
 #: Returns a value of each sample of a group; None: there is none.
 GroupFunction = Callable[[Sequence[Fields]], Sequence[float | None]]
+#: Calls of a function that may hang at once. A thread cannot be ended, so then no more are made.
+MAX_HUNG = 8
 
 
 class LocalRule:
@@ -32,16 +37,61 @@ class LocalRule:
         self._compute = _load(f"{key}.rule", config)
         #: Whether it is a function of the user's, which may hang.
         self.is_foreign = ":" in config.rule
+        #: Calls that nobody waits for any more, and that have not ended.
+        self.num_hung = 0
+
+    async def evaluate_within(
+        self, samples: Sequence[Fields], groups: Sequence[Sequence[int]], limit_s: float
+    ) -> list[ComponentResult]:
+        """Return `evaluate`, computed in a thread; a timeout for what is missing after `limit_s`.
+
+        A function of the user's has a thread of its own for each call, and no result of another
+        rule waits for it. Where `MAX_HUNG` calls hang, the next fail at once, until one ends.
+        """
+        if self.num_hung >= MAX_HUNG:
+            reason = f"{self.num_hung} calls of {self.config.rule} have not ended"
+            return [self._late(reason)] * len(samples)
+        results: dict[int, ComponentResult] = {}
+        run = run_in_daemon_thread if self.is_foreign else asyncio.to_thread
+        call = asyncio.ensure_future(run(self.evaluate, samples, groups, results))
+        try:
+            done, _ = await asyncio.wait([call], timeout=limit_s)
+        except asyncio.CancelledError:
+            self._leave(call)
+            raise
+        if done:
+            return call.result()
+        self._leave(call)
+        ready, late = dict(results), self._late("no result before the deadline")
+        return [ready.get(index, late) for index in range(len(samples))]
+
+    def _leave(self, call: asyncio.Future[list[ComponentResult]]) -> None:
+        """Wait for a call no longer, and count it until it ends."""
+        if not call.done():
+            self.num_hung += 1
+            call.add_done_callback(self._end)
+
+    def _end(self, call: asyncio.Future[list[ComponentResult]]) -> None:
+        self.num_hung -= 1
+        if not call.cancelled():
+            call.exception()  # nobody reads it
+
+    def _late(self, reason: str) -> ComponentResult:
+        return missing_component(self.config, "timeout", reason, is_transient=True)
 
     def evaluate(
-        self, samples: Sequence[Fields], groups: Sequence[Sequence[int]]
+        self,
+        samples: Sequence[Fields],
+        groups: Sequence[Sequence[int]],
+        results: dict[int, ComponentResult] | None = None,
     ) -> list[ComponentResult]:
         """Return the component of each sample. An error of the rule concerns its own samples only.
 
-        groups: indices of the samples of each group; used by rules of groups.
+        groups: indices of the samples of each group; used by rules of groups. results: gets each
+        component by its sample's index as soon as it is known.
         """
         parts = groups if self.config.is_group_rule else [[index] for index in range(len(samples))]
-        results: dict[int, ComponentResult] = {}
+        results = {} if results is None else results
         for indices in parts:
             values = self._group([samples[index] for index in indices])
             results.update(zip(indices, values, strict=True))
@@ -49,24 +99,47 @@ class LocalRule:
 
     def _group(self, samples: Sequence[Fields]) -> list[ComponentResult]:
         try:
-            answer = self._compute([dict(sample) for sample in samples])
+            answer = self._compute([_copied(sample) for sample in samples])
             if isinstance(answer, Mapping | str | Set):
                 raise TypeError(f"it returned a {type(answer).__name__}, not a list of values")
-            values = list(answer)
+            values = list(islice(answer, len(samples) + 1))  # an iterator may be endless
             if len(values) != len(samples):
-                raise ValueError(f"{len(values)} values for {len(samples)} samples")
+                count = f"more than {len(samples)}" if len(values) > len(samples) else len(values)
+                raise ValueError(f"{count} values for {len(samples)} samples")
             return [self._result(value) for value in values]
-        except UserError:
-            raise
+        except UserError as error:
+            if self.config.weight:
+                raise
+            return [missing_component(self.config, "rule_error", str(error))] * len(samples)
         except BaseException as error:  # a typed failure of these samples, `sys.exit` too
-            reason = f"{type(error).__name__}: {error}"
+            reason = _line_of(error)
             return [missing_component(self.config, "rule_error", reason)] * len(samples)
 
     def _result(self, value: float | None) -> ComponentResult:
         if value is None:
             reason = f"{self.config.rule} gives no value for this sample"
             return missing_component(self.config, "no_value", reason)
+        if isinstance(value, str | bytes):  # float() would read it
+            raise TypeError(f"it returned the text {value!r:.40}, not a number")
         return component_result(float(value), self.config)
+
+
+def _line_of(error: BaseException) -> str:
+    """Return an error in one line. Its own text may raise, too, or have no end."""
+    try:
+        text = " ".join(str(error).split())[:300]
+    except Exception:
+        text = "(its text cannot be read)"
+    return f"{type(error).__name__}: {text}"
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a sample's dictionaries and lists; what else they hold is the same."""
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if type(value) is list:
+        return [_copied(part) for part in value]
+    return value
 
 
 def _load(key: str, config: ComponentConfig) -> GroupFunction:

@@ -21,6 +21,8 @@ _ERROR_TYPES = {
     "no_value": "invalid_input",
     "rule_error": "model_failure",
 }
+#: Characters of a service's own words in a log line.
+_MAX_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,21 @@ class RewardResult:
         weighted = [c for c in self.components.values() if c.weight and c.status != "ok"]
         return self.reward is None and any(component.is_transient for component in weighted)
 
+    @property
+    def cause(self) -> str | None:
+        """Return `reason` for a log: names and statuses alone, no word of a service or a text."""
+        if self.reason is None:
+            return None
+        parts = [
+            f"{name}: {component.status}"
+            for name, component in self.components.items()
+            if component.weight and component.status not in ("ok", "skipped")
+        ]
+        parts += [
+            f"gate {name}: {g.status}" for name, g in self.gates.items() if g.status != "open"
+        ]
+        return ", ".join(parts) or "non_finite"
+
     def wire(self) -> dict[str, Any]:
         """Return the answer as JSON has it, without the services' full results."""
         return {
@@ -110,6 +127,13 @@ class RewardResult:
             if gate.status != "unknown"
         }
         return values | closed
+
+
+def log_words(text: object) -> str:
+    """Return words of a service for a log or an error: one line without control characters, cut."""
+    line = "".join(char if char.isprintable() else " " for char in str(text)[:2000])
+    words = " ".join(line.split())
+    return words if len(words) <= _MAX_WORDS else f"{words[:_MAX_WORDS]}…"
 
 
 def raise_for_missing(results: Iterable[RewardResult]) -> list[float]:

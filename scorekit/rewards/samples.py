@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from scorekit.client import Sample
 from scorekit.errors import UserError
-from scorekit.scorers import SampleForScoring
+from scorekit.scorers import SampleForScoring, check_is_list
 
 Fields = dict[str, Any]
 #: Fields that every sample has, and those that may be missing; all are texts.
 _TEXTS, _LANGUAGES = ("src", "mt"), ("src_lang", "tgt_lang")
 
 
-def fields_of(samples: Sequence[Sample]) -> list[Fields]:
+def fields_of(samples: Iterable[Sample]) -> list[Fields]:
     """Return the fields of each sample. Raises UserError if one is no sample or lacks a text."""
-    if isinstance(samples, Mapping | str | SampleForScoring):
-        raise UserError(f"samples: a {type(samples).__name__}. Give a list of samples")
+    check_is_list("samples", samples)
     return [_fields(index, sample) for index, sample in enumerate(samples)]
 
 
@@ -39,7 +38,7 @@ def _fields(index: int, sample: Sample) -> Fields:
 
 
 def group_indices(
-    groups: Sequence[Hashable] | None, count: int, is_required: bool
+    groups: Iterable[Hashable] | None, count: int, is_required: bool
 ) -> list[list[int]]:
     """Return the indices of the samples of each group; [] without groups.
 
@@ -49,10 +48,15 @@ def group_indices(
         if is_required:
             raise UserError("groups: required. The definition has a rule of groups")
         return []
-    if len(groups) != count:
-        raise UserError(f"groups: {len(groups)} groups for {count} samples. Give one for each")
+    # The elements of a tensor equal none: each would be a group of its own.
+    groups = groups.tolist() if hasattr(groups, "tolist") else groups
+    names = [group.tolist() if hasattr(group, "tolist") else group for group in groups]
+    if len(names) != count:
+        raise UserError(f"groups: {len(names)} groups for {count} samples. Give one for each")
     indices: dict[Hashable, list[int]] = {}
-    for index, group in enumerate(groups):
+    for index, group in enumerate(names):
+        if group != group:
+            raise UserError(f"groups.{index}: {group!r}. Give a number or a text")
         try:
             indices.setdefault(group, []).append(index)
         except TypeError:
@@ -65,6 +69,7 @@ def seconds_of_call(deadline_s: float | None, default_s: float) -> float:
     """Return the seconds of a call. Raises UserError unless they are above 0 and finite."""
     if deadline_s is None:
         return default_s
-    if not (math.isfinite(deadline_s) and deadline_s > 0):
+    is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+    if not (is_number and math.isfinite(deadline_s) and deadline_s > 0):
         raise UserError(f"deadline_s: {deadline_s} s. Give a number above 0")
     return deadline_s

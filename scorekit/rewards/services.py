@@ -50,16 +50,19 @@ def request_key(request: ServiceRequest) -> str:
     return json.dumps(values, sort_keys=True)
 
 
+def fields_of_request(request: ServiceRequest) -> dict[str, str]:
+    """Return what a request sends of a sample: each variable, and the sample's field."""
+    reference = {"ref": "ref"} if request.reference else {}
+    if request.task is None:
+        return {"src": "src", "mt": "mt"} | reference
+    return dict(request.variables) if request.variables else _MQM_VARIABLES | reference
+
+
 def request_body(
     key: str, request: ServiceRequest, sample: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str]:
     """Return the body of a sample's request, or None and the name of the field that it lacks."""
-    if request.task is None:
-        names = {"src": "src", "mt": "mt"} | ({"ref": "ref"} if request.reference else {})
-    elif request.variables:
-        names = request.variables
-    else:
-        names = _MQM_VARIABLES | ({"ref": "ref"} if request.reference else {})
+    names = fields_of_request(request)
     body = {"task": request.task} if request.task is not None else {}
     for variable, name in names.items():
         value = sample.get(name)

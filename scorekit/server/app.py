@@ -23,12 +23,13 @@ from scorekit.schemas import SCHEMA_VERSION, ErrorResponse
 from scorekit.server.backend import Backend
 from scorekit.server.endpoint import Line
 from scorekit.server.http.body import RequestSchema, read_query, read_request
+from scorekit.server.http.checks import LARGE
 from scorekit.server.http.middleware import RequestMiddleware
 from scorekit.server.http.origin import AllowedHosts
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
 from scorekit.server.page import add_page
 from scorekit.server.queue.in_flight import PendingRequest
-from scorekit.server.service import LARGE, MANY, ScoringService
+from scorekit.server.service import MANY, ScoringService
 
 
 def create_app(
@@ -57,7 +58,7 @@ def create_app(
     app.state.service = service
     page = backend.endpoint.page if settings.page else None
     keys = load_api_keys(settings, secrets)
-    hosts = AllowedHosts(settings)
+    hosts = AllowedHosts((settings.host, *settings.allowed_hosts))
     app.add_middleware(
         RequestMiddleware, keys=keys, metrics=service.metrics, hosts=hosts, page=page is not None
     )
@@ -253,7 +254,6 @@ class _Watch:
 
 
 def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
-    @app.head("/v1/info", include_in_schema=False)
     @app.get(
         "/v1/info",
         response_model=service.endpoint.info_type,
@@ -265,13 +265,11 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
         return _info(service)
 
-    @app.head("/health/live", include_in_schema=False)
     @app.get("/health/live")
     async def live() -> dict[str, bool]:
         """The process answers."""
         return {"live": True}
 
-    @app.head("/health/ready", include_in_schema=False)
     @app.get("/health/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, bool]:
         """The model answers, and new work is taken."""
@@ -279,7 +277,6 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
             raise RequestError("unavailable", reason, retry_after=5.0)
         return {"ready": True}
 
-    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         """Figures in Prometheus' text format."""

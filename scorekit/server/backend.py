@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
@@ -26,6 +26,9 @@ class Encoded:
     payload: the backend's own (ids, options, ...).
     timeout_s: seconds granted by the request that is answered last, from its start; known when
         the item goes to `forward`. None: no request waits.
+    is_wanted: returns whether a request still waits for the item; set while it is in `forward`.
+        A backend that waits for another server asks it, and then gives a `cancelled` item up.
+    worker: the worker that has its batch, if the backend has `spare_workers`.
     """
 
     length: int
@@ -33,6 +36,18 @@ class Encoded:
     payload: Any
     rows: int = 1
     timeout_s: float | None = None
+    is_wanted: Callable[[], bool] | None = None
+    worker: Worker | None = None
+
+
+class Worker(Protocol):
+    """The one of a backend's workers that has a batch. Its methods may be called in any thread."""
+
+    def release(self) -> None:
+        """Let a spare worker take a batch, while this one only waits."""
+
+    def resume(self) -> None:
+        """Count the worker again; it does not wait for another to end."""
 
 
 #: The fields of an item's outcome (a score and spans, a verdict, a vector), or its error.
@@ -87,6 +102,12 @@ def workers_of(backend: Backend) -> int:
     A backend that waits for another server, not for a local device, needs several to be busy. Each
     is a thread of the server, and calls `forward`."""
     return int(getattr(backend, "workers", 1))
+
+
+def spare_workers_of(backend: Backend) -> int:
+    """Return how many batches a backend may hold beside its `workers`, while as many of those only
+    wait (`Worker.release`): its `spare_workers`, else 0."""
+    return int(getattr(backend, "spare_workers", 0))
 
 
 def translation_probe(words: int) -> TranslationSample:

@@ -54,7 +54,7 @@ class Endpoint(ABC):
     compat_endpoints: other forms of the same endpoint, compatible with other servers: their
     `parse_request` returns items and options of this one, their `render_response` gets its bytes.
     page: the page of scorekit/server/page at `/`; None: none. response_type, info_type: models of
-    its answer and of `GET /v1/info`.
+    its answer and of `GET /v1/info`. cut_texts: names of an item's texts that a model may cut.
     """
 
     path: ClassVar[str]
@@ -66,6 +66,7 @@ class Endpoint(ABC):
     streams: ClassVar[bool] = False
     method: ClassVar[str] = "POST"
     page: str | None = None
+    cut_texts: Sequence[str] = ()
     compat_endpoints: Sequence[Endpoint] = ()
     response_type: type[BaseModel]
     info_type: type[BaseModel]

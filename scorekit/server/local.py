@@ -2,38 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.schemas import Result, TranslationSample, score_result
-from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
+from scorekit.scorers import (
+    RewardOutput,
+    ScorerSample,
+    ScoringConfig,
+    as_samples,
+    as_scoring_config,
+    reward_output,
+)
 from scorekit.server.backend import Encoded, Outcome, ScoringBackend
 from scorekit.server.http.checks import text_error
 from scorekit.server.queue.batch import default_batch_tokens, make_batches, run_batch
+from scorekit.server.queue.length_log import LengthLog
 from scorekit.server.score_endpoint import resolve_options
 from scorekit.server.windows.backend import with_windows
+
+log = logging.getLogger(__name__)
 
 
 class LocalScorer:
     """Scores with a backend in this process: encode, make batches by length, forward.
 
     max_batch_tokens: max tokens of a batch, including padding; default: depends on the device.
+    defaults: options where `score_batch` gets none, by the names of `ScoringConfig`; None: its own.
+    Raises UserError for one that is wrong.
     """
 
-    def __init__(self, backend: ScoringBackend, *, max_batch_tokens: int | None = None) -> None:
+    def __init__(
+        self, backend: ScoringBackend, *, max_batch_tokens: int | None = None, **defaults: Any
+    ) -> None:
+        chosen = {name: value for name, value in defaults.items() if value is not None}
+        self._defaults = as_scoring_config(chosen)
         self.backend = backend
         self._windowed = with_windows(backend, max_batch_tokens)
         self.description: Any = self._windowed.load()
         self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description.device)
         self._lock = threading.Lock()  # a model is not thread-safe
+        self._length_log = LengthLog(partial(_write_lengths, backend.service))
+        weakref.finalize(self, self._length_log.flush)  # also when the process ends
 
     def score_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+        self,
+        samples: Iterable[ScorerSample],
+        cfg: ScoringConfig | Mapping[str, Any] | None = None,
     ) -> RewardOutput:
-        """Score samples in order; a failed one has the score None and its error in the metadata."""
-        cfg = cfg or ScoringConfig()
+        """Score samples in order; a failed one has the score None and its error in the metadata.
+
+        samples: `SampleForScoring`, or dicts with its fields. cfg: also as a dict; what it does not
+        set is as the constructor says. Raises UserError for a sample or an option that is wrong.
+        """
+        samples, call_cfg = as_samples(samples), as_scoring_config(cfg)
+        explicit = {name: getattr(call_cfg, name) for name in call_cfg.model_fields_set}
+        cfg = self._defaults.model_copy(update=explicit)
         endpoint = self.backend.endpoint
         options = resolve_options(
             endpoint.options_type.model_validate(cfg.options()), self.description
@@ -52,6 +81,7 @@ class LocalScorer:
                 outcomes[index] = error
         with self._lock:
             encoded = self._windowed.encode([checked[i] for i in readable], options)
+            self._length_log.note(encoded)
             waiting: list[tuple[int, Encoded]] = []
             for index, item in zip(readable, encoded, strict=True):
                 if isinstance(item, SampleError):
@@ -63,12 +93,23 @@ class LocalScorer:
                 in_hand = [waiting[k][1] for k in batch]
                 scored = run_batch(self._windowed.forward, in_hand, endpoint.outcome_error)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
-        return reward_output([_result(outcomes[index]) for index in range(len(samples))])
+        return reward_output([_result(s.id, outcomes[index]) for index, s in enumerate(samples)])
 
 
-def _result(outcome: dict[str, Any] | SampleError) -> Result:
+def _write_lengths(service: str, cut: int, refused: int, cut_by_name: dict[str, int]) -> None:
+    texts = ", ".join(f"{name}: {count}" for name, count in sorted(cut_by_name.items()))
+    log.warning(
+        "%s: samples over the limit of tokens since the last such line: %d cut%s, %d refused",
+        service,
+        cut,
+        f" ({texts})" if texts else "",
+        refused,
+    )
+
+
+def _result(id: str | None, outcome: dict[str, Any] | SampleError) -> Result:
     if isinstance(outcome, SampleError):
-        wire: dict[str, Any] = {"id": None, "ok": False, "error": outcome.wire()}
+        wire: dict[str, Any] = {"id": id, "ok": False, "error": outcome.wire()}
     else:
-        wire = {"id": None, "ok": True, "cached": False, **outcome}
+        wire = {"id": id, "ok": True, "cached": False, **outcome}
     return score_result.validate_python(wire)

@@ -65,6 +65,8 @@ class ScoreEndpoint(Endpoint):
         self.response_type = JudgeResponse if is_judge else ScoreResponse
         if is_judge or issubclass(sample_type, TranslationSample):
             self.page = "judge" if is_judge else "translations"
+        if issubclass(sample_type, TranslationSample):
+            self.cut_texts = ("src", "mt", "ref")
         self._texts_of = _texts_of(sample_type)
 
     def request_type(self, max_items: int) -> type[BaseModel]:

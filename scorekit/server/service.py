@@ -19,6 +19,7 @@ from scorekit.server.backend import Backend
 from scorekit.server.cache import Cache
 from scorekit.server.cache_tiers import open_tier
 from scorekit.server.endpoint import Endpoint, ParsedRequest
+from scorekit.server.http.checks import LARGE
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from scorekit.server.queue.batching import Batcher
@@ -28,9 +29,9 @@ from scorekit.server.windows.backend import with_windows
 
 log = structlog.get_logger()
 
-#: Limits in samples and bytes above which a request is processed in a thread, because that takes
-#: some milliseconds.
-MANY, LARGE = 1000, 256 * 1024
+#: A request of more samples, or of more than `LARGE` bytes, is processed in a thread, because that
+#: takes some milliseconds.
+MANY = 1000
 #: Seconds that the threads of the model and the tokenizer may take to end: those of a small batch.
 JOIN_S = 2.5
 
@@ -43,7 +44,7 @@ class ScoringService:
         self.endpoint = backend.endpoint
         self.settings = settings
         self.metrics = Metrics()
-        self.metrics.begin_at_zero(self.endpoint.path)
+        self.metrics.begin_at_zero(self.endpoint.path, self.endpoint.cut_texts)
         for collector in getattr(backend, "collectors", ()):  # the backend's own of Prometheus
             self.metrics.registry.register(collector)
         tier = open_tier(

@@ -180,7 +180,7 @@ def _shared_items(left: Sequence[str], right: Sequence[str]) -> Bonus:
     return bonus
 
 
-def _cheapest(
+def _cheapest(  # noqa: C901 - a call for each cell would cost more than the cell
     left: Sequence[int], right: Sequence[int], ratio: float, bonus: Bonus
 ) -> tuple[float, Path]:
     """Return the cost and the path of the cheapest row of beads from (0, 0) to both ends.

@@ -41,7 +41,7 @@ def restored(src: str, text: str) -> str:
     """Undo `neutral` in a text made from `neutral(src)`, such as its translation.
 
     Only special tokens that the source has are restored."""
-    opened = {src[m.start() : m.start() + 3] for m in OPENS.finditer(src)}
+    opened = {src[m.start() : m.start() + 3].split()[0] for m in OPENS.finditer(src)}
     closed = {src[m.start() - 1 : m.end()] for m in CLOSES.finditer(src)}
     if not opened | closed:
         return text
@@ -95,6 +95,21 @@ _IN_MID_LINE = {
     )
     for role in ("assistant", "user")
 }
+
+
+def special_token(text: str) -> str | None:
+    """Return the first special token of a chat template, in a form that is used for nothing else.
+
+    It is for texts whose model is not known; `neutral` also knows forms that are only likely."""
+    match = _TOKEN.search(text)
+    return match and match.group()
+
+
+def split_special_tokens(text: str) -> str:
+    """Return the text with a space inside each token of `special_token`; tags stay as they are."""
+    while _TOKEN.search(text):
+        text = _TOKEN.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+    return text
 
 
 def role_token(src: str, mt: str) -> str | None:

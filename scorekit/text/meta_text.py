@@ -70,7 +70,7 @@ def added_note(src: str, mt: str) -> str | None:
         ("note", src, None),
         ("between", src, None),
         ("gloss", src, _brackets),
-        ("tail", src[-_HEAD // 2 :], _sentences),
+        ("tail", src[-_HEAD // 2 :], _chat_sentences),
     ):
         start = max(0, len(mt) - _HEAD) if name == "tail" else 0
         matches = PATTERNS[name].finditer(mt, start)
@@ -86,6 +86,11 @@ def _is_excused(name: str, searched: str) -> bool:
 
 def _sentences(text: str) -> int:
     return sum(len(split_sentences(line)) for line in text.split("\n") if line.strip())
+
+
+def _chat_sentences(text: str) -> int:
+    """Return the number of sentences, which an emoji or `~` before a space may end, too."""
+    return _sentences(PATTERNS["soft_ends"].sub(". ", text))
 
 
 def _brackets(text: str) -> int:

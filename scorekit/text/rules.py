@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from scorekit.languages import find_language
 from scorekit.numeric.thresholds import above
 from scorekit.text import checks
+from scorekit.text.english_words import english_share
 from scorekit.text.letter_groups import has_table, log_odds
 from scorekit.text.markup import mask
+from scorekit.text.romanized import is_surely_romanized, without_romanized
 from scorekit.text.variants import other_variant
 from scorekit.text.writing_scripts import LETTERS, scripts_of
 
@@ -299,13 +301,28 @@ def unlike_target(pair: Pair, thresholds: Thresholds) -> tuple[str, bool] | None
     if count < thresholds.some_script_letters:
         return None
     odds = log_odds(bare, pair.target_lang)
-    return (
-        None
-        if odds is None or odds >= -thresholds.short_language_margin
-        else (f"{odds:.1f}", False)
-    )
+    if odds is None or odds >= -thresholds.short_language_margin:
+        return None
+    return None if _is_everyday(bare, pair, thresholds) else (f"{odds:.1f}", False)
 
 
+def _is_everyday(bare: str, pair: Pair, thresholds: Thresholds) -> bool:
+    """Return True if a text with unusual letter groups is English, but for names of the source in
+    Latin letters: "Jeju Island", "Merry Christmas"."""
+    language = find_language(pair.target_lang)
+    if language is None or language.iso639_3 != "eng":
+        return False
+    remaining_text = without_romanized(bare, pair.src, pair.source_lang)
+    if remaining_text != bare and not any(
+        len(word) > 1 for word in _LETTERS.findall(remaining_text)
+    ):
+        return is_surely_romanized(bare, pair.source_lang)
+    return english_share(remaining_text, has_names=remaining_text != bare) >= _MIN_ENGLISH
+
+
+_LETTERS = re.compile(r"[^\W\d_]+")
+#: Share of the letters in words that other languages seldom have.
+_MIN_ENGLISH = 0.5
 #: Share of the letters that a name or a quoted word may have.
 _MOST_DENSE = 0.1
 

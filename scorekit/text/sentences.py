@@ -1,7 +1,8 @@
 """Split text into sentences by simple rules of punctuation.
 
 They cover Latin, Chinese, Japanese, Korean, Arabic and Devanagari. A full stop after an
-abbreviation, an initial, a number or an ordinal does not end a sentence. Thai has no sentence ends.
+abbreviation, an initial, a number or an ordinal does not end a sentence, and neither does one in a
+quotation if "he said" follows. Thai has no sentence ends.
 
 `python -m bench.sentences` measures the quality.
 """
@@ -18,11 +19,22 @@ def _words(text: str) -> frozenset[str]:
 #: Marks that end a sentence if white space follows, and marks that need none. A match starts only
 #: at the first mark of a run: starting within the run finds nothing new and costs time.
 _SENTENCE_END = re.compile(
-    r"(?<![.!?…‥।॥؟۔])[.!?…‥।॥؟۔]++[\"'”’»)\]]*+(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
+    r"(?<![.!?…‥।॥؟۔])[.!?…‥।॥؟۔]++[\"'”’“»«)\]]*+(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
 )
 _ABBREVIATIONS = _words(
     "mr mrs ms dr prof st sr jr vs cf ca approx dept est inc ltd co corp gen col lt sgt rep "
-    "sen gov rev hon eds etc bzw usw"
+    "sen gov rev hon eds etc bzw usw vgl bspw ggf evtl inkl exkl zzgl sog hrsg insb bzgl"
+)
+#: German abbreviations that can end a sentence, too: "8 Mio. Euro", but "8 Mio. Das". German writes
+#: its nouns with capitals; so such a sentence ends only before a word that often begins one.
+_MAYBE_LAST = _words("mio mrd tsd")
+_STREET = re.compile(r"(?:str|[a-zäöüß]{2,}str)\Z", re.IGNORECASE)
+_GERMAN_STARTS = _words(
+    "Aber Alle Als Am Auch Auf Bei Da Dabei Dadurch Dafür Daher Damit Danach Dann Darin Das "
+    "Davon Dazu Dem Den Denn Der Des Deshalb Die Dies Diese Dieser Dieses Doch Dort Ein Eine "
+    "Einer Er Es Für Gegen Heute Hier Ich Ihr Ihre Im In Jede Jeder Jetzt Kein Keine Man Mit "
+    "Nach Nun Ob Obwohl Sein Seine Seit Sie Sind So Später Trotz Trotzdem Um Und Unter Viele "
+    "Vom Von Vor Was Weil Wenn Wer Wie Wir Wo Zu Zudem Zum Zur Zuvor Zwar"
 )
 #: The word before a mark is searched in so many characters.
 _LONGEST_WORD = 100
@@ -37,6 +49,12 @@ _BEFORE_FIGURES = _words(
 _BEFORE_ORDINALS = frozenset(
     {"der", "die", "das", "dem", "den", "des", "vom", "zum", "zur", "beim", "im", "jeder", "jede"}
 )
+#: Its possessives and articles, before an ordinal unless the next word often begins a sentence.
+_DETERMINER = re.compile(
+    r"(?:(?:mein|dein|sein|ihr|unser|eur|euer|kein|ein)(?:e|em|en|er|es)?"
+    r"|(?:dies|jen|welch)(?:e|em|en|er|es)|jede[mnrs]|am|ab|bis)\Z",
+    re.IGNORECASE,
+)
 _AFTER_ORDINALS = re.compile(
     r"(?:Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
     r"|Jan|Feb|Apr|Aug|Sept?|Okt|Nov|Dez|Jahrhundert|Jh)\b"
@@ -45,8 +63,35 @@ _INITIALS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-я]\.)*[A-Za-zÀ-ɏΑ-я]")
 _LATIN_END = re.compile(r"(?<=[\u3040-\u9fff\uac00-\ud7af])[A-Za-z.]+\Z")
 #: Sentence ends before the number of a list item: "...the rice. 2. Then".
 _ENDS = (".", "!", "?", "…")
+#: A closing quotation mark at the end of a match.
+_CLOSED = re.compile(r"[\"'”’“»«」』]\Z")
+_ENGLISH_FRAME = re.compile(
+    r"(?:[A-Z][\w.’'-]*\s(?:[A-Z][\w.’'-]*\s){0,2}|The\s(?:\w+\s){1,3})"
+    r"(?:said|asked|replied|answered|shouted|cried|whispered|began|added|called|exclaimed)\b"
+)
+#: What follows a quotation within its sentence, such as "he said", in Korean, Japanese and Chinese.
+#: Lower-case letters continue a sentence anyway.
+_FRAME = re.compile(
+    # Korean: a particle or a verb of quotation, or a subject of a few words and a verb of speech.
+    r"(?:이?라[고는며던]|이?라면서|하[고며는던여]|하셨|했|며|면서|고|는|란|이란)(?=[\s가-힣.,])"
+    r"|(?:[가-힣]+\s){0,4}(?:말하|말했|말씀하|묻|물었|물으|대답하|대답했|답하|답했|외치|외쳤|소리치|소리쳤"
+    r"|덧붙이|덧붙였|강조하|강조했|속삭이|속삭였|중얼거리|중얼거렸|설명하|설명했|되묻|되물|반문하|반문했)"
+    r"[가-힣]{0,2}(?:다|며|고|면서)(?=[.,\s])"
+    # Japanese: a particle of quotation, or of the noun that it is; or a subject and a verb.
+    r"|と(?!ころ|ても|きどき|もだち|なり|うとう|けい|にかく)|って|という|とか|など|なんて"
+    r"|[のをがはに](?=[一-鿿々ァ-ヶ、])"
+    r"|[一-鿿]{1,4}[がは](?![^。！？]{0,8}な(?:い|かった))(?:叫|言|答|聞|尋|呼|つぶや|ささや)[^。！？「」]{0,8}[。、]"
+    # Chinese: a subject of a few characters and a verb of speech, which is not denied; or 的.
+    r"|(?![一-鿿]{0,10}[没沒不])[一-鿿]{1,10}?"
+    r"(?:[说說](?![法明服])|[问問](?![题題])|(?<![知味报報难難])道(?![路理])|喊|答(?![案应應])|叫(?!做)|[叹嘆])"
+    r"[一-鿿]{0,3}[。，！？]"
+    r"|的(?=[一-鿿])|[说說]完"
+    # A mark within a sentence.
+    r"|[，、,;；]"
+)
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"\w*")
 _LINE = re.compile(r"[^\n\r\u2028\u2029]+")
 
 
@@ -72,6 +117,8 @@ def after_space(text: str, position: int) -> int:
 def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
     """Return True if the match ends a sentence. after: position of the text after the match."""
     mark, following = match.group(), text[after]
+    if _is_in_frame(text, mark, after):
+        return False
     if mark[0] in "。！？｡．":
         return True
     if following.islower():
@@ -93,13 +140,32 @@ def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
         return False
     if lower in _BEFORE_FIGURES and following.isdigit():
         return False
+    if lower in _MAYBE_LAST or _STREET.match(word):
+        return following.isupper() and _WORD.match(text, after).group() in _GERMAN_STARTS  # type: ignore[union-attr]
     if word.replace(".", "").isdigit():  # "2023. 5. 1.", "1. First"; but "in 2023. The"
         ordinal = len(word) < 3 and (
             lead.rpartition(" ")[2].lower() in _BEFORE_ORDINALS
+            or (
+                _DETERMINER.match(lead.rpartition(" ")[2])
+                and _WORD.match(text, after).group() not in _GERMAN_STARTS  # type: ignore[union-attr]
+            )
             or _AFTER_ORDINALS.match(text, after)
         )
         return not begins and following.isupper() and not ordinal
     return True
+
+
+def _is_in_frame(text: str, mark: str, after: int) -> bool:
+    """Return True if a quotation ends with the mark, and its sentence goes on."""
+    if text[after] in "，、；":
+        return True
+    if not _CLOSED.search(mark):
+        return False
+    # Before "he said" English has a comma in place of a full stop.
+    is_full_stop = mark[0] == "." and not mark.startswith("..")
+    return bool(_FRAME.match(text, after)) or (
+        not is_full_stop and _ENGLISH_FRAME.match(text, after) is not None
+    )
 
 
 def sentence_starts(text: str) -> list[int]:

@@ -15,7 +15,7 @@ from scorekit.text.cuts import cut_near
 
 #: Version of alignment, cuts, `pack` and `add_context`: raise it when any text may be split, or any
 #: window read, differently. Part of the cache's key.
-REVISION = 3
+REVISION = 4
 
 Boundary = tuple[int, ...]
 Part = tuple[Boundary, Boundary]

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from scorekit.command import clean_exit
+from scorekit.interrupts import end_at_once
 
-with clean_exit():  # a package that is not installed is named in one line
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
+from typing import NoReturn
+
+from scorekit.command import clean_exit, clean_imports
+
+with clean_imports():  # a package that is not installed is named in one line
     from scorekit.server.http.run import main
     from services.embedder.model import EmbedderBackend
     from services.embedder.settings import EmbedderSettings
 
 make_backend = EmbedderBackend.from_settings
 
+
+def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
+    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    with clean_exit(stdout="log"):
+        main(EmbedderSettings, make_backend, args, program)
+
+
 if __name__ == "__main__":
-    with clean_exit():
-        main(EmbedderSettings, make_backend)
+    run()

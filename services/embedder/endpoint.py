@@ -105,6 +105,7 @@ class EmbeddingsEndpoint(Endpoint):
     name, done_label = "embed", "embedded"
     field, items = "input", "texts"
     page = "embedder"
+    cut_texts = ("input",)
     response_type = EmbeddingsResponse
     info_type = EmbedderInfo
 

@@ -8,12 +8,13 @@ accept only a fixed list of module types.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scorekit.digest import digest_files
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
+from scorekit.torch_files import check_weight_files
 
 #: File patterns to download from the hub. ONNX and OpenVINO files are left out.
 EMBEDDER_FILES = [
@@ -56,6 +57,8 @@ def check_folder(folder: Path, pooling: str | None) -> None:
         raise UserError(f"{root}: the folder holds an adapter. Merge it with its base model first")
     if not any(root.glob("*.safetensors")) and not any(root.glob("pytorch_model*.bin")):
         raise UserError(f"{root}: no weights (*.safetensors or pytorch_model*.bin)")
+    for subfolder in [path for _, path in steps] if steps else [""]:
+        check_weight_files(folder / subfolder)
 
 
 def read_prompts(folder: Path) -> tuple[dict[str, str], str | None]:
@@ -131,6 +134,6 @@ def _check_activation(path: Path) -> None:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {type(error).__name__}") from None

@@ -107,7 +107,8 @@ class EmbedderBackend(CheckpointBackend):
                 encoded.append(SampleError("overlong", message))
                 continue
             ids = [*self._prefix_ids, *tokenized.ids, *self._suffix_ids]
-            encoded.append(Encoded(len(ids), {"tokens": len(ids)}, ids))
+            fields = {"tokens": len(ids), "truncated": {"input": tokenized.is_cut}}
+            encoded.append(Encoded(len(ids), fields, ids))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import os
+from typing import NoReturn
 
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, clean_imports
 
-with clean_exit():  # a package that is not installed is named in one line
+with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import refuse_password
     from scorekit.errors import UserError
     from scorekit.server.http.run import main
@@ -28,6 +34,11 @@ def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:
     return OpenAIBackend(rubrics, settings, UpstreamSecrets().key)
 
 
+def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
+    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    with clean_exit(stdout="log"):
+        main(JudgeSettings, make_backend, args, program)
+
+
 if __name__ == "__main__":
-    with clean_exit():
-        main(JudgeSettings, make_backend)
+    run()

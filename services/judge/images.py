@@ -11,19 +11,27 @@ from typing import Any
 from PIL import Image
 
 from scorekit.errors import SampleError
+from scorekit.images import UnreadableImage, read_rgb, shows_its_pixels
 from scorekit.llm import image_part
 
 #: Format in the image's header -> media type.
 MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 #: Largest size of one image in bytes and in pixels: a small file can declare a huge size.
 MAX_BYTES, MAX_PIXELS = 8 * 2**20, 32_000_000
+#: How an image is saved that does not go as it came.
+_SAVED: dict[str, dict[str, Any]] = {
+    "PNG": {"compress_level": 1},
+    "JPEG": {"quality": 95},
+    "WEBP": {"quality": 95},
+}
 
 
 def image_parts(images: Sequence[str]) -> list[dict[str, Any]]:
     """Return the images (base64) as parts of a message.
 
-    Raises SampleError for an image that is not base64, too large, or not PNG, JPEG or WebP. Only
-    the header is read."""
+    An image goes as it came if every reader sees the same in it. One with transparency, 16 bits or
+    a rotation by EXIF, which readers treat differently, goes as it looks on white paper. Raises
+    SampleError for an image that is not base64, too large, or not PNG, JPEG or WebP."""
     return [_part(f"images.{index}", image) for index, image in enumerate(images)]
 
 
@@ -34,18 +42,27 @@ def _part(field: str, image: str) -> dict[str, Any]:
         data = b64decode(image, validate=True)
     except (binascii.Error, ValueError):
         raise SampleError("invalid_input", f"{field}: not base64") from None
-    kind, width, height = _header(field, data)
-    if width * height > MAX_PIXELS:
-        size = f"{width} x {height} pixels, at most {MAX_PIXELS:,} in all"
-        raise SampleError("invalid_input", f"{field}: {size}")
-    return image_part(data, MEDIA_TYPES[kind])
+    return image_part(*_checked(field, data))
 
 
-def _header(field: str, data: bytes) -> tuple[str, int, int]:
+def _checked(field: str, data: bytes) -> tuple[bytes, str]:
+    """Return the file for the model and its media type. Most are not decoded."""
     try:
         with Image.open(io.BytesIO(data), formats=tuple(MEDIA_TYPES)) as image:
-            return str(image.format), image.width, image.height
+            kind = str(image.format)
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width} x {image.height} pixels, at most {MAX_PIXELS:,} in all"
+                raise SampleError("invalid_input", f"{field}: {size}")
+            if not shows_its_pixels(image):
+                out = io.BytesIO()
+                read_rgb(data, max_pixels=MAX_PIXELS).save(out, kind, **_SAVED[kind])
+                data = out.getvalue()
+    except SampleError:
+        raise
+    except UnreadableImage as error:
+        raise SampleError("invalid_input", f"{field}: {error}") from None
     except Image.DecompressionBombError:
         raise SampleError("invalid_input", f"{field}: too many pixels") from None
     except Exception:  # an untrusted file can make the decoder fail in any way
         raise SampleError("invalid_input", f"{field}: neither PNG, JPEG nor WebP") from None
+    return data, MEDIA_TYPES[kind]

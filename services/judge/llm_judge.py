@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
-from scorekit.llm.errors import LLM_ERROR_TYPES, MISTAKES, OperatorMistake
+from scorekit.llm.errors import (
+    CAUSES,
+    LLM_ERROR_TYPES,
+    MISTAKES,
+    OperatorMistake,
+    late_retry,
+)
+from scorekit.server.backend import Worker
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import Rubric
 from services.judge.spending import Spending
@@ -29,6 +37,44 @@ _RETRY_NOTE = (
 JudgeTask = Rubric | MqmTask
 
 
+class SharedWorker:
+    """The worker of a sample: it is released while each of the sample's votes pauses or has ended.
+
+    Used in the event loop of the upstream requests alone."""
+
+    def __init__(self, worker: Worker, votes: int) -> None:
+        self._worker = worker
+        self._num_active = votes
+
+    def count(self, change: int) -> None:
+        """Note that a vote goes on (1), or that it pauses or has ended (-1)."""
+        self._num_active += change
+        if not self._num_active:
+            self._worker.release()
+        elif self._num_active == change:
+            self._worker.resume()
+
+
+class VoteSlot:
+    """The part of one vote in the worker of its sample (`llm.limits.PausableSlot`)."""
+
+    def __init__(self, worker: SharedWorker) -> None:
+        self._worker = worker
+        self._is_active = True
+
+    def release(self) -> None:
+        """Note that the vote pauses or has ended; a second call does nothing."""
+        if self._is_active:
+            self._is_active = False
+            self._worker.count(-1)
+
+    async def acquire(self, is_first: bool = False) -> None:
+        """Note that the vote goes on, which it may at once."""
+        if not self._is_active:
+            self._is_active = True
+            self._worker.count(1)
+
+
 class JudgeRequest(NamedTuple):
     """A prepared sample, for which the LLM is asked `votes` times."""
 
@@ -40,6 +86,9 @@ class JudgeRequest(NamedTuple):
     votes: int = 1
     #: Seconds that the caller waits.
     deadline_s: float | None = None
+    #: Whether the caller still waits; None: it does.
+    is_wanted: Callable[[], bool] | None = None
+    worker: SharedWorker | None = None
 
 
 class _NoVerdict(Exception):
@@ -49,6 +98,9 @@ class _NoVerdict(Exception):
         super().__init__(error)
         self.reason = error.message
         self.is_cut = error.type == "length"
+        self.cause = error.cause
+        #: Whether another answer may have one.
+        self.may_pass = error.retryable
 
 
 async def ask(
@@ -57,8 +109,9 @@ async def ask(
     sampling: Sampling,
     request_id: str,
     spending: Spending,
+    slot: VoteSlot | None = None,
 ) -> Any:
-    """Return the parsed answer of the LLM. spending: counts each answer.
+    """Return the parsed answer of the LLM. spending: counts each answer. slot: given up in pauses.
 
     Raises SampleError, which callers see. It contains neither the upstream's address nor its
     answer; both are in the log, under the id that the message names."""
@@ -66,18 +119,19 @@ async def ask(
     try:
         try:
             messages = task.messages(texts, images)
-            return await _once(client, question, sampling, messages, request_id, spending)
+            return await _once(client, question, sampling, messages, request_id, spending, slot)
         except _NoVerdict as no_verdict:
-            if no_verdict.is_cut:
+            if not no_verdict.may_pass:  # the same again, and paid again
                 raise
             messages = task.messages(texts, images, _RETRY_NOTE)
             retry_id = f"{request_id}-again"
-            return await _once(client, question, sampling, messages, retry_id, spending)
+            return await _once(client, question, sampling, messages, retry_id, spending, slot)
     except _NoVerdict as no_verdict:
         log.warning("no_verdict", upstream_request=request_id, reason=no_verdict.reason[:300])
         raise _no_verdict(no_verdict, sampling.max_tokens, request_id) from None
     except (LLMError, UserError) as error:
-        log.warning(
+        has_left = isinstance(error, LLMError) and error.cause == "left"
+        (log.info if has_left else log.warning)(
             "upstream_failed",
             upstream=client.base_url,
             upstream_request=request_id,
@@ -87,6 +141,9 @@ async def ask(
 
 
 def _no_verdict(error: _NoVerdict, max_tokens: int, request_id: str) -> SampleError:
+    if error.cause is not None:
+        message = f"no verdict: {CAUSES[error.cause]} (max_tokens {max_tokens}; the service's log: "
+        return SampleError("model_failure", f"{message}{request_id})")
     if error.is_cut:
         message = f"the judge's JSON was cut at {max_tokens} tokens: increase options.max_tokens"
         return SampleError("model_failure", message)
@@ -103,11 +160,18 @@ def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleE
         return SampleError(
             "upstream", f"the upstream server: {mistake} {log_reference}", retryable=False
         )
+    if error.cause == "left":
+        return SampleError("cancelled", CAUSES["left"])
     if error.type == "overlong":
         return SampleError("overlong", f"{LLM_ERROR_TYPES['overlong']} {log_reference}")
-    status = "" if error.status is None else f", HTTP {error.status}"
-    message = f"{LLM_ERROR_TYPES[error.type]}{status} {log_reference}"
-    return SampleError("upstream", message, retryable=error.retryable)
+    message = LLM_ERROR_TYPES[error.type]
+    if error.status is not None:
+        message += f", HTTP {error.status}"
+    if error.cause is not None:
+        message += f": {CAUSES[error.cause]}"
+    if error.late_pause_s is not None:
+        message += f"; {late_retry(error.late_pause_s)}"
+    return SampleError("upstream", f"{message} {log_reference}", retryable=error.retryable)
 
 
 async def _once(
@@ -117,6 +181,7 @@ async def _once(
     messages: list[Message],
     request_id: str,
     spending: Spending,
+    slot: VoteSlot | None,
 ) -> Any:
     schema = question.task.schema_
     (choice,) = await client.chat(
@@ -125,12 +190,14 @@ async def _once(
         request_id=request_id,
         json_schema=schema,
         deadline_s=question.deadline_s,
+        is_wanted=question.is_wanted,
+        outer_slots=() if slot is None else (slot,),
     )
     spending.note(choice)
     try:
         if len(choice.text) > (max_chars := _MAX_CHARS_PER_TOKEN * sampling.max_tokens):
             message = f"{len(choice.text)} characters, at most {max_chars} expected"
-            raise LLMError("malformed", message)
+            raise LLMError("malformed", message, retryable=True)
         return question.task.read(parse_json(choice, schema), question.texts)
     except LLMError as error:
         raise _NoVerdict(error) from None

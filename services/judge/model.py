@@ -28,16 +28,19 @@ from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from scorekit.text import (
     chat_marks,
     checks,
+    debris,
+    findings,
     markup,
     meta_text,
     pattern_rows,
+    third_scripts,
     variants,
     writing_scripts,
 )
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
-from services.judge.llm_judge import JudgeRequest, JudgeTask, ask
+from services.judge.llm_judge import JudgeRequest, JudgeTask, SharedWorker, VoteSlot, ask
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
@@ -59,6 +62,10 @@ MAX_CLIENTS = 8
 #: Minimum deadline of a call. One attempt gets at least half of it, even if the caller's timeout is
 #: shorter: then a paid answer is in the cache when the caller retries.
 _MIN_DEADLINE_S = 20.0
+
+
+#: Samples, at least, that may wait for a retry without holding up others.
+_MIN_SPARE = 8
 
 
 class Probe(JudgeSample):
@@ -132,7 +139,8 @@ class RulesBackend(_Judge):
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         texts = (shared_rules, checks, chat_marks, meta_text, pattern_rows, markup, writing_scripts)
-        modules = (rules, answers, groups, *texts, variants, languages)
+        checks_of_letters = (debris, findings, third_scripts)
+        modules = (rules, answers, groups, *texts, *checks_of_letters, variants, languages)
         tables = (meta_text.TABLE, variants.TABLE, groups.TABLE)
         code = [*(Path(str(module.__file__)) for module in modules), *tables]
         return self._describe(
@@ -200,6 +208,7 @@ class OpenAIBackend(_Judge):
         self._settings = settings
         self._key = key
         self.workers = settings.max_concurrency
+        self.spare_workers = max(_MIN_SPARE, settings.max_concurrency)
         self._clients = {self.model: self._new_client(self.model)}
         self._asking: Counter[str] = Counter()  # running questions by model
         self._counters = UpstreamCounters(settings.known_models)
@@ -214,7 +223,9 @@ class OpenAIBackend(_Judge):
         return self._describe(
             self.tasks,
             model=self.model,
-            revision=digest_of(digests, settings.effort, settings.mqm_votes),
+            revision=digest_of(
+                digests, settings.effort, settings.mqm_votes, settings.chat_template_kwargs
+            ),
             tokenizer="upstream",
             dtype="upstream",
             device="upstream",
@@ -237,6 +248,7 @@ class OpenAIBackend(_Judge):
             temperature=task.temperature_of(votes) if temperature is None else temperature,
             seed=0,
             effort=self._settings.effort,
+            chat_template_kwargs=self._settings.chat_template_kwargs,
         )
         if votes > 1 and sampling.temperature == 0:
             raise SampleError("invalid_input", "options.votes: at temperature 0 all answers agree")
@@ -258,9 +270,7 @@ class OpenAIBackend(_Judge):
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Return the verdicts in order; a SampleError for a sample without one."""
-        outcomes = self._judge_all(
-            [_with_deadline(encoded.payload, encoded.timeout_s) for encoded in batch]
-        )
+        outcomes = self._judge_all([_with_caller(encoded) for encoded in batch])
         return asyncio.run_coroutine_threadsafe(outcomes, self._loop).result()
 
     async def _judge_all(self, questions: Sequence[JudgeRequest | None]) -> list[Outcome]:
@@ -323,11 +333,16 @@ class OpenAIBackend(_Judge):
         return Probe(task="probe")
 
 
-def _with_deadline(question: JudgeRequest | None, timeout_s: float | None) -> JudgeRequest | None:
-    """Return the question with its caller's deadline."""
-    if question is None or timeout_s is None:
-        return question
-    return question._replace(deadline_s=max(timeout_s, _MIN_DEADLINE_S))
+def _with_caller(encoded: Encoded) -> JudgeRequest | None:
+    """Return the question with its caller's deadline, and a way to see whether the caller waits."""
+    question: JudgeRequest | None = encoded.payload
+    if question is None:
+        return None
+    # Without a timeout nobody waits any more, which `is_wanted` says.
+    granted_s = encoded.timeout_s
+    deadline_s = None if granted_s is None else max(granted_s, _MIN_DEADLINE_S)
+    worker = None if encoded.worker is None else SharedWorker(encoded.worker, question.votes)
+    return question._replace(deadline_s=deadline_s, is_wanted=encoded.is_wanted, worker=worker)
 
 
 async def _vote(
@@ -337,14 +352,20 @@ async def _vote(
 
     If one answer fails, the sample fails: a majority of fewer answers would be a different
     result."""
-    if question.votes == 1:
-        return await ask(client, question, question.sampling, name, spending)
+    slot = None if question.worker is None else VoteSlot(question.worker)
     try:
+        if question.votes == 1:
+            return await ask(client, question, question.sampling, name, spending, slot)
         sampling = replace(question.sampling, seed=number)
-        return await ask(client, question, sampling, f"{name}-{number}", spending)
+        return await ask(client, question, sampling, f"{name}-{number}", spending, slot)
     except SampleError as error:
+        if question.votes == 1:
+            raise
         prefixed = f"answer {number + 1} of {question.votes}: {error.message}"
         raise SampleError(error.type, prefixed, retryable=error.retryable) from None
+    finally:
+        if slot is not None:
+            slot.release()
 
 
 def _input_fields(texts: Mapping[str, str]) -> dict[str, Any]:

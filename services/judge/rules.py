@@ -12,7 +12,10 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.languages import find_language, language_name
 from scorekit.text import chat_marks, checks, meta_text, rules
+from scorekit.text.debris import debris
+from scorekit.text.findings import Certainty, TextFinding
 from scorekit.text.rules import JUDGE, Pair
+from scorekit.text.third_scripts import third_script
 
 
 def judge_translation(texts: Mapping[str, str]) -> dict[str, Any] | SampleError:
@@ -47,6 +50,19 @@ def _copied(pair: Pair) -> str | None:
 def _wrong_script(pair: Pair) -> str | None:
     share = rules.wrong_script(pair, JUDGE)
     return None if share is None else f"{share:.0%} of the letters are {_name(pair.target_lang)}"
+
+
+def _third_script(pair: Pair) -> str | None:
+    return _certain(third_script(pair.src, pair.mt, pair.source_lang, pair.target_lang))
+
+
+def _debris(pair: Pair) -> str | None:
+    return _certain(debris(pair.src, pair.mt, pair.target_lang))
+
+
+def _certain(finding: TextFinding | None) -> str | None:
+    """Return what was seen if it is certain: these rules decide alone."""
+    return finding.seen if finding and finding.certainty is Certainty.CERTAIN else None
 
 
 def _wrong_variant(pair: Pair) -> str | None:
@@ -87,8 +103,10 @@ _RULES: dict[str, Callable[[Pair], str | None]] = {
     "added_quotes": _on_texts(checks.added_quotes),
     "role_token": _on_texts(chat_marks.role_token),
     "marker": _on_texts(checks.marker),
+    "debris": _debris,
     "copied": _copied,
     "wrong_script": _wrong_script,
+    "third_script": _third_script,
     "wrong_variant": _wrong_variant,
     "wrong_language": _wrong_language,
     "repetition": _repetition,

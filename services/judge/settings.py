@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict
@@ -47,6 +47,11 @@ class JudgeSettings(ServiceSettings):
         None,
         description="How much a model that thinks may do so (low, medium, ...); null: not said. "
         "Its thinking counts to a verdict's tokens (max_tokens of a request, or of the rubric).",
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None,
+        description="With --api vllm (SGLang and llama.cpp take it, too): variables of the model's "
+        'chat template, as JSON; {"enable_thinking": false} switches the thinking of Qwen3 off.',
     )
     rubrics: Path | None = Field(
         None, description="Folder with rubrics (*.yaml) besides the built-in ones."
@@ -97,6 +102,8 @@ class JudgeSettings(ServiceSettings):
 
     @model_validator(mode="after")
     def _follow(self) -> Self:
+        if self.chat_template_kwargs and self.api != "vllm":
+            raise ValueError(f"chat_template_kwargs: --api {self.api} has none. Use --api vllm")
         self.max_batch_tokens = 1 if self.backend == "openai" else RULES_BATCH
         if self.backend == "openai" and self.stall_after is None:
             # A sample takes at most two questions with all their attempts; with several votes each

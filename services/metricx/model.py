@@ -6,13 +6,13 @@ Source: google-research/metricx (metricx24/predict.py, metricx24/models.py), Jur
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from scorekit.digest import digest_files
+from scorekit.documents import parse_json
 from scorekit.errors import SampleError, UserError
 from scorekit.hub import (
     METRICX_FILES,
@@ -167,7 +167,8 @@ class MetricXQEScorer(LocalScorer):
     """MetricX in the caller's process, with the scorer protocol.
 
     As in the service, a sample with a reference is scored with it, else without (QE).
-    max_batch_tokens: see `LocalScorer`. Raises UserError as the backend does.
+    max_batch_tokens: see `LocalScorer`. batch_size, max_input_length: where the `cfg` of
+    `score_batch` does not set them. Raises UserError as the backend does.
     """
 
     def __init__(
@@ -179,6 +180,8 @@ class MetricXQEScorer(LocalScorer):
         dtype: str = "float32",
         threads: int | None = None,
         max_batch_tokens: int | None = None,
+        batch_size: int | None = None,
+        max_input_length: int | None = None,
     ) -> None:
         super().__init__(
             MetricXBackend(
@@ -189,6 +192,8 @@ class MetricXQEScorer(LocalScorer):
                 threads=threads,
             ),
             max_batch_tokens=max_batch_tokens,
+            batch_size=batch_size,
+            max_input_length=max_input_length,
         )
 
 
@@ -196,7 +201,7 @@ def check_folder(folder: Path) -> None:
     """Raise UserError unless the folder holds an mT5 configuration and weights."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a model's configuration ({error})") from None
     model_type = config.get("model_type") if isinstance(config, dict) else None

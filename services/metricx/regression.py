@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,9 @@ from torch import nn
 from transformers import MT5Config, MT5PreTrainedModel
 from transformers.models.mt5.modeling_mt5 import MT5Stack
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
+from scorekit.torch_files import check_torch_file
 
 #: `<extra_id_10>` of mT5's vocabulary, whose logit upstream reads as the score. A checkpoint with
 #: another vocabulary sets `score_token_id` in its config.
@@ -80,7 +81,7 @@ def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> M
     """Return the network with the weights of a folder. Raises UserError if they do not fit."""
     try:
         config = MT5Config.from_pretrained(folder)
-        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        written = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         model = empty_regression(config, tied=bool(written.get("tie_word_embeddings", False)))
     except Exception as error:  # a field of the wrong type, a size that does not fit
         reason = str(error).split("\n")[0]
@@ -91,6 +92,7 @@ def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> M
             f"{folder}/config.json: score_token_id {row} is outside the vocabulary "
             f"of {config.vocab_size}"
         )
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in _tensors(folder):
         if name == "lm_head.weight":
@@ -98,7 +100,9 @@ def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> M
                 raise UserError(f"{folder}: lm_head.weight has {len(tensor)} rows, not {row + 1}")
             name, tensor = "score_row", tensor[row]
         if name not in _TIED:
-            weights[name] = tensor.to(device=device, dtype=dtype, copy=True)
+            if tensor.shape == shapes.get(name):  # another may claim to be larger than its file
+                tensor = tensor.to(device=device, dtype=dtype, copy=True)
+            weights[name] = tensor
     if model.tied:
         weights.setdefault("score_row", weights["shared.weight"][row].clone())
     _check_fit(folder, model, weights)
@@ -135,9 +139,16 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
                         yield name, file.get_tensor(name)
         else:
             for path in _shards(folder, "pytorch_model", "bin"):
-                yield from torch.load(
-                    path, map_location="cpu", weights_only=True, mmap=True
-                ).items()
+                check_torch_file(path)
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                if not isinstance(content, dict) or not all(
+                    isinstance(name, str) and isinstance(tensor, torch.Tensor)
+                    for name, tensor in content.items()
+                ):
+                    raise ValueError(f"{path.name} holds more than weights by name")
+                yield from content.items()
+    except UserError:
+        raise
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise UserError(f"{folder}: its weights cannot be read: {reason}") from None
@@ -147,8 +158,10 @@ def _shards(folder: Path, stem: str, suffix: str) -> list[Path]:
     index = folder / f"{stem}.{suffix}.index.json"
     if not index.exists():
         return [folder / f"{stem}.{suffix}"]
-    content = json.loads(index.read_text(encoding="utf-8"))
+    content = parse_json(index.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
         raise ValueError(f"{index.name} has no weight_map")
-    files = content["weight_map"].values()
+    files = list(content["weight_map"].values())
+    if not files or not all(isinstance(name, str) and Path(name).name == name for name in files):
+        raise ValueError(f"{index.name}: weight_map: expected names of files in this folder")
     return [folder / name for name in sorted(set(files))]

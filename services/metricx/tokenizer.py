@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.server.unigram import read_unigram_file, t5_tokenizer
 
@@ -85,7 +85,7 @@ def _json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
     if not isinstance(content, dict):

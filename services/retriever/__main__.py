@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import os
 import sys
+from typing import NoReturn
 
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, clean_imports, run_app
 
-with clean_exit():  # a package that is not installed is named in one line
+with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import refuse_password
     from scorekit.server.http.run import main
     from services.retriever.backends.opening import Servers
@@ -37,10 +43,15 @@ def make_backend(settings: RetrieverSettings) -> RetrieverBackend:
     return backend
 
 
+def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
+    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    with clean_exit(stdout="log"):
+        main(RetrieverSettings, make_backend, args, program)
+
+
 if __name__ == "__main__":
     if sys.argv[1:2] == ["ingest"]:
         from services.retriever.command import app
 
-        app(args=sys.argv[2:], prog_name="python -m services.retriever ingest")
-    with clean_exit():
-        main(RetrieverSettings, make_backend)
+        run_app(app, args=sys.argv[2:], prog_name="python -m services.retriever ingest")
+    run()

@@ -20,6 +20,7 @@ from services.retriever.backends.late import LateBuilder, VectorFile
 from services.retriever.index.ingest import IndexBuilder, ingest
 from services.retriever.index.reader import ReadingRules
 from services.retriever.index.records import Manifest
+from services.retriever.index.sources import counted
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -118,7 +119,8 @@ def make_index(
 ) -> None:
     """Make the index of these files; what it held before and they do not is no longer in it.
 
-    The same command goes on where it was stopped. What cannot be read is listed and skipped.
+    The same command goes on where it was stopped. What cannot be read is listed and skipped, and
+    files of other kinds are counted.
     """
     builders: dict[BackendName, Callable[[], IndexBuilder]] = {
         BackendName.BM25: lambda: Bm25Builder(korean),
@@ -130,7 +132,7 @@ def make_index(
         ),
     }
     names = list(dict.fromkeys(backend or [BackendName.BM25]))
-    with clean_exit(stopped="stopped: run the same command to continue"):
+    with clean_exit(stopped="stopped: run the same command to continue", stdout="log"):
         if approximate is not None and BackendName.LATE not in names:
             raise UserError("--approximate, --exact: only for --backend late")
         manifest = ingest(
@@ -184,6 +186,10 @@ def _print_summary(manifest: Manifest) -> None:
         print_line(f"skipped {skipped.source}{page}: {skipped.reason}")
     if len(manifest.skipped) > _MAX_LISTED:
         print_line(f"and {len(manifest.skipped) - _MAX_LISTED} more: index.json lists them")
+    if manifest.other_files:
+        number = sum(manifest.other_files.values())
+        listed = counted(manifest.other_files, _MAX_LISTED)
+        print_line(f"left out {number} files of other kinds: {listed}")
     _print_pages("without text", manifest.textless)
     _print_pages("without a vector", manifest.backends.get("dense", {}).get("without", []))
     backends = [

@@ -63,7 +63,6 @@ class PageRoutes:
     def add(self, app: FastAPI) -> None:
         """Add the routes to an application."""
 
-        @app.head("/v1/pages/{page_id}", include_in_schema=False)
         @app.get("/v1/pages/{page_id}", response_model=Page, responses=_REFUSALS)
         async def page(response: Response, page_id: str) -> Page:
             """A page: its size, and its text with the places of it."""
@@ -72,7 +71,6 @@ class PageRoutes:
             fields = record.model_dump(include=set(Page.model_fields))
             return Page.model_validate(fields | {"image": image_path(page_id)})
 
-        @app.head("/v1/pages/{page_id}/image", include_in_schema=False)
         @app.get(
             "/v1/pages/{page_id}/image",
             response_class=Response,

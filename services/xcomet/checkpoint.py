@@ -7,11 +7,9 @@ writes them).
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import re
-import zipfile
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,9 +19,10 @@ from pathlib import Path, PosixPath
 from typing import Any
 
 import numpy as np
-import yaml
 
+from scorekit.documents import FullLoader, parse_json, read_yaml
 from scorekit.errors import UserError
+from scorekit.torch_files import check_torch_file
 from services.xcomet.classes import CLASSES, ENCODERS, LITE
 
 log = logging.getLogger(__name__)
@@ -158,20 +157,20 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
         return _read_lite(file)
     import torch
 
-    if not zipfile.is_zipfile(file):
-        raise UserError(
-            f"{file}: not a checkpoint that torch can load: cut short, a pointer of Git LFS, or in "
-            "the format from before torch 1.6 (load it and save it again)"
-        )
+    check_torch_file(file)
     try:
         with safe_unpickling():
             stored = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        with safe_unpickling():
-            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-        globals_list = ", ".join(sorted(unsafe)) or str(error).strip().split("\n")[-1]
+        unsafe = _unsafe_globals(file)
+        if not unsafe:
+            reason = str(error).partition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+            raise UserError(
+                f"{file}: not a checkpoint that torch can load: its data.pkl is damaged, or holds "
+                f"more than weights and plain hyper-parameters ({reason[:200]}). Fetch it again"
+            ) from None
         raise UserError(
-            f"{file}: refused, because reading it could run code ({globals_list}). Save again "
+            f"{file}: refused, because reading it could run code ({unsafe}). Save again "
             "only weights and plain hyper-parameters"
         ) from None
     except Exception as error:  # damaged, another archive, ...
@@ -184,6 +183,19 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     if not all(isinstance(k, str) and isinstance(w, torch.Tensor) for k, w in weights):
         raise UserError(f"{file}: not a Lightning checkpoint (its state_dict holds no weights)")
     return dict(stored)
+
+
+def _unsafe_globals(file: Path) -> str:
+    """Return the names in a pickle that could run code; empty if there are none, or it is
+    damaged."""
+    import torch
+
+    try:
+        with safe_unpickling():
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:  # it reads the same damaged pickle
+        return ""
+    return ", ".join(sorted(unsafe))
 
 
 @contextmanager
@@ -236,14 +248,10 @@ def _read_lite(file: Path) -> dict[str, Any]:
 def _read_hparams(path: Path) -> dict[str, Any]:
     """Return the settings of hparams.yaml, or of xCOMET-lite's config.json, which names no
     class."""
-    try:
-        # FullLoader, as upstream: it also reads the tuples that Lightning may write.
-        hparams = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.FullLoader)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; it must lie in the folder above the .ckpt's") from None
-    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"{path}: cannot be read: {reason}") from None
+    if not path.exists():
+        raise UserError(f"{path}: missing; it must lie in the folder above the .ckpt's")
+    # FullLoader, as upstream: it also reads the tuples that Lightning may write.
+    hparams = read_yaml(path, FullLoader)
     if isinstance(hparams, dict) and path.name == "config.json":
         hparams.setdefault("class_identifier", "xcomet_metric")
     class_name = hparams.get("class_identifier") if isinstance(hparams, dict) else None
@@ -264,7 +272,7 @@ def _check_encoder(folder: Path, model_type: str, weights: dict[str, Any], file:
             "a folder that has one"
         )
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = parse_json(config_file.read_bytes())
     except ValueError as error:
         raise UserError(f"{config_file}: not JSON: {error}") from None
     if not isinstance(config, dict):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from scorekit.errors import UserError
-from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, read_checkpoint
 from services.xcomet.classes import hyper_parameters
 from services.xcomet.comet_model import CometBase
@@ -18,6 +17,7 @@ from services.xcomet.joint import Unified, XComet
 from services.xcomet.layer_capture import sentence_layer
 from services.xcomet.networks import Metric
 from services.xcomet.pooled import Ranking, Referenceless, Regression
+from services.xcomet.upstream import build as build_upstream
 
 _CLASSES: dict[str, Callable[[Any, torch.device], CometBase]] = {
     "regression_metric": Regression,
@@ -52,13 +52,15 @@ def load_metric(
     """
     stored = read_checkpoint(checkpoint.file)
     metric = _build(checkpoint, stored["hyper_parameters"], implementation)
-    names = metric.state_dict().keys()
+    shapes = {name: weight.shape for name, weight in metric.state_dict().items()}
     weights = {
-        name: tensor.to(  # a copy: the file may be replaced while the service runs
-            device, dtype if name.startswith("encoder.") else torch.float32, copy=True
-        )
+        # A copy: the file may be replaced while the service runs. One of another shape is refused
+        # below; it may claim to be larger than its file.
+        name: tensor.to(device, dtype if name.startswith("encoder.") else torch.float32, copy=True)
+        if tensor.shape == shapes[name]
+        else tensor
         for name, tensor in stored["state_dict"].items()
-        if name in names  # older checkpoints also hold position ids
+        if name in shapes  # older checkpoints also hold position ids
     }
     try:
         metric.load_state_dict(weights, strict=False, assign=True)
@@ -80,7 +82,7 @@ def _build(checkpoint: Checkpoint, stored: dict[str, Any], implementation: str) 
     }
     try:
         if implementation == "unbabel-comet":
-            return upstream.build(checkpoint, stored, overrides)
+            return build_upstream(checkpoint, stored, overrides)
         hparams = hyper_parameters(checkpoint.kind, stored) | overrides
         with torch.device("meta"):
             return Metric(checkpoint.kind, hparams, local=checkpoint.encoder_is_local)

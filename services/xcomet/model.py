@@ -22,8 +22,8 @@ from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokenizer import BoundedTokenizer, TokenizedText
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
-from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect
+from services.xcomet.upstream import check_installed
 
 
 class XCometBackend(CheckpointBackend):
@@ -57,7 +57,7 @@ class XCometBackend(CheckpointBackend):
         """
         super().check()
         if self._implementation == "unbabel-comet":
-            upstream.check_installed()
+            check_installed()
         if looks_local(self._model_name):
             self._find()
 
@@ -169,7 +169,8 @@ class XCometBackend(CheckpointBackend):
 class XCometXLScorer(LocalScorer):
     """xCOMET in this process: `score_batch(samples, cfg) -> RewardOutput`.
 
-    max_batch_tokens: see `LocalScorer`. Raises UserError as the backend does.
+    max_batch_tokens: see `LocalScorer`. batch_size, max_input_length: where the `cfg` of
+    `score_batch` does not set them. Raises UserError as the backend does.
     """
 
     def __init__(
@@ -181,8 +182,12 @@ class XCometXLScorer(LocalScorer):
         dtype: str = "float32",
         threads: int | None = None,
         max_batch_tokens: int | None = None,
+        batch_size: int | None = None,
+        max_input_length: int | None = None,
     ) -> None:
         super().__init__(
             XCometBackend(xcomet_model_name, encoder, device=device, dtype=dtype, threads=threads),
             max_batch_tokens=max_batch_tokens,
+            batch_size=batch_size,
+            max_input_length=max_input_length,
         )

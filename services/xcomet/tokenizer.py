@@ -6,12 +6,12 @@ rules. The rules of the checkpoint's training are in `tokenizer.json`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 
@@ -38,7 +38,7 @@ def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
         inner = _of_pieces(source, deberta, local)
     marks = {f"{name}_token": mark for name, mark in (_DEBERTA if deberta else _XLMR).items()}
     settings = _file(source, "tokenizer_config.json", local)
-    stored = {} if settings is None else dict(json.loads(settings.read_text(encoding="utf-8")))
+    stored = {} if settings is None else dict(parse_json(settings.read_text(encoding="utf-8")))
     for name in marks:  # older folders on the hub name none
         mark = stored.get(name)
         mark = mark.get("content") if isinstance(mark, dict) else mark

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from scorekit.errors import ScorekitError
+from scorekit.streams import protect_streams, stop_waiting
 from synth.config import SynthConfig
 from synth.context import StageContext, StageIncomplete
 from synth.execution.driver import run_map_stage
@@ -156,6 +157,7 @@ def _work(
 ) -> None:
     """Run a driver of the stage in a child process, which reports to its parent and ends with
     it."""
+    protect_streams(stdout_is_log=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
@@ -226,4 +228,5 @@ def _end_with_parent(pipe: Connection) -> None:
 
 
 def _interrupt(*_: object) -> None:
+    stop_waiting()
     raise KeyboardInterrupt

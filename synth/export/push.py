@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import httpx
 from huggingface_hub import HfApi, get_token
 
 from scorekit.errors import UserError
+from scorekit.hub import hub_errors
 from synth.config import SynthConfig, pair_configs
 from synth.export.files import FOLDER, changed_files
 from synth.storage.store import StageFolder, read_json
@@ -55,7 +55,7 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
             delete_patterns=_REPLACED,
             commit_message=f"{rows:,} pairs, {', '.join(pairs)}",
         )
-    except (OSError, httpx.HTTPError, ValueError, RuntimeError) as error:
+    except hub_errors(ValueError, RuntimeError) as error:
         raise UserError(f"{repo_id}: {_hub_error(error)}") from None
     return commit.commit_url
 

@@ -110,6 +110,9 @@ def _facts(cfg: SynthConfig, folder: Path) -> list[tuple[str, str]]:
     read = (
         f", {corpus['documents']:,} documents of {len(corpus['files']):,} files" if corpus else ""
     )
+    if shortfall := corpus.get("shortfall"):
+        reasons = ", ".join(f"{cause} {number:,}" for cause, number in shortfall.items())
+        read += f"; {corpus['sampled']:,} of {corpus['asked']:,} sources (missing: {reasons})"
     judge_text = "not asked"
     if judge.enabled:
         judge_info = read_json(folder / "service-judge.json") or {}

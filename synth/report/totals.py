@@ -6,11 +6,12 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from scorekit.documents import parse_json
 from scorekit.files import write_atomic
 from synth.context import Stage, StageContext
 from synth.stages.table import BY_NAME
 from synth.storage.distributions import as_dicts
-from synth.storage.stats import funnel, process_stats, unreadable
+from synth.storage.stats import funnel, process_stats, shortfall, unreadable
 from synth.storage.store import digest_of, to_line
 
 
@@ -27,6 +28,7 @@ def write_stats(ctx: StageContext, stage: str) -> dict[str, Any]:
             "rejected": counts.rejected,
             "told": counts.told,
             "unreadable": unreadable(folder),
+            "shortfall": shortfall(folder),
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_stats(folder),
@@ -45,7 +47,7 @@ def _distributions(ctx: StageContext, stage: Stage) -> dict[str, Any]:
     digest = digest_of(digests)
     path = folder.path / "distributions.json"
     try:
-        stored = json.loads(path.read_bytes())
+        stored = parse_json(path.read_bytes())
         if stored["of"] == digest:
             return dict(stored["distributions"])
     except (FileNotFoundError, ValueError, KeyError):

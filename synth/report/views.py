@@ -7,12 +7,12 @@ uncompressed. `shown_records` works in both cases.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer, write_atomic
 from synth.context import StageContext
@@ -152,7 +152,7 @@ def _marks(folder: StageFolder) -> list[dict[str, Any]]:
 def _read_state(out_dir: Path) -> dict[str, Any]:
     """Return the state of the views; empty if it was lost, so that they are written again."""
     try:
-        state = json.loads((out_dir / _STATE).read_bytes())
+        state = parse_json((out_dir / _STATE).read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}

@@ -9,16 +9,13 @@ per word.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scorekit.errors import UserError
-from scorekit.rowfile import RowFile
+from scorekit.rows.read import RowFile
 from scorekit.text.markup import normalized
 
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -100,41 +97,17 @@ def digests(files: Sequence[str]) -> list[str]:
     named_digests = []
     for name in files:
         path = Path(name)
-        digest = _text_digest(path) if _is_text(path) else RowFile(path).digest()
-        named_digests.append(f"{path.name}:{digest[:16]}")
+        named_digests.append(f"{path.name}:{RowFile(path).digest()[:16]}")
     return sorted(named_digests)
-
-
-def _is_text(path: Path) -> bool:
-    return path.name.endswith((".txt", ".txt.gz"))
-
-
-def _text_digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for line in _lines(path):
-        digest.update(line.encode())
-    return digest.hexdigest()
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for line in file:
-                yield line.decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"data.decontaminate: {path}: cannot be read: {reason}") from None
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each line of a text file, or every string of a row, with its location."""
-    if _is_text(path):
-        for number, line in enumerate(_lines(path), 1):
-            yield line, f"{path.name} line {number}"
-        return
-    for row in RowFile(path).rows((), None):
+    file = RowFile(path)
+    for row in file.rows((), None):
         for text in _strings(row.fields):
-            yield text, f"{path.name} row {row.number}"
+            unit = "line" if file.format == "txt" else "row"
+            yield text, f"{path.name} {unit} {row.number}"
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -20,9 +20,10 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-import httpx
+import aiohttp
 
 from scorekit.errors import UserError
+from scorekit.hub import hub_errors
 from scorekit.languages import find_language, unknown_language
 from synth.config_sections import DataConfig
 from synth.reasons import Reason
@@ -119,7 +120,7 @@ def _expand(pattern: str) -> list[str]:
     try:
         system, path = url_to_fs(pattern)
         return sorted(system.unstrip_protocol(match) for match in system.glob(path))
-    except (OSError, httpx.HTTPError, ValueError, ImportError) as error:
+    except hub_errors(aiohttp.ClientError, ValueError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"{pattern}: {reason}; the hub must be in reach, or name local shards in data.files"
@@ -146,13 +147,24 @@ def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
 
     Raises UserError if the file or the hub cannot be reached.
     """
+    if "://" in file.url:
+        yield from _remote(_streamed, file.url, broken)
+        return
     try:
-        if "://" in file.url:
-            yield from _streamed(file.url, broken)
-        else:
-            yield from _parsed(file.url, broken)
-    except (OSError, httpx.HTTPError) as error:
+        yield from _parsed(file.url, broken)
+    except OSError as error:
         raise UserError(f"{file.url}: cannot be read: {error}; go on with --resume") from None
+
+
+def _remote(
+    read: Callable[[str, Broken], Iterator[Document]], url: str, broken: Broken
+) -> Iterator[Document]:
+    """Yield what `read` does. Raises UserError if the connection is lost."""
+    try:
+        yield from read(url, broken)
+    except hub_errors(aiohttp.ClientError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{url}: cannot be read: {reason}; go on with --resume") from None
 
 
 def _streamed(url: str, broken: Broken) -> Iterator[Document]:

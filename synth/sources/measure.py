@@ -75,8 +75,8 @@ def _tokenizer(name: str) -> Measure:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        line = str(error).strip().splitlines()[0]
+    except Exception as error:  # transformers and tokenizers raise many types
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"bucketing.tokenizer: {name}: cannot be loaded: {line}") from None
 
     def measure(texts: Sequence[str]) -> list[float]:

@@ -9,7 +9,7 @@ from numpy.lib import recfunctions
 
 from synth.reasons import Reason
 from synth.sources.parts import Part, PartCounts
-from synth.sources.sampling import BottomK
+from synth.sources.sampling import TYPES, BottomK
 
 #: Codes of documents that cannot be read.
 _UNREADABLE = (
@@ -28,30 +28,47 @@ def offer_part(sample: BottomK, part: Part) -> None:
             sample.extend(stratum, entries["priority"][entries["stratum"] == stratum])
 
 
-def choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndarray, int]:
+def choose(
+    parts: list[Part], chosen: list[np.ndarray], *, is_short: bool
+) -> tuple[np.ndarray, int]:
     """Return the sample's entries by priority, with their parts, and the number of duplicates.
 
-    Of equal texts the first in the corpus is kept; of an equal sentence and blob, the sentence.
+    chosen: the sorted priorities of each stratum. is_short: the corpus has no other sources. Of
+    equal texts the first in the corpus is kept.
     """
-    last = np.array([max(cutoff, 0) for cutoff in cutoffs], dtype=np.uint64)
-    open_ = np.array([cutoff >= 0 for cutoff in cutoffs])
-    selected_chunks = []
+    half = len(chosen) // len(TYPES)
+    chunks, num_entries = [], 0
     for part in parts:
         for entries in part.chunks():
-            strata = entries["stratum"]
-            selected = entries[open_[strata] & (entries["priority"] <= last[strata])]
-            number = np.full(len(selected), part.index, dtype="<i4")
-            selected_chunks.append(
-                recfunctions.append_fields(selected, "part", number, usemask=False)
-            )
-    if not selected_chunks:
+            for stratum in np.unique(entries["stratum"]).tolist():
+                candidates = entries[entries["stratum"] == stratum]
+                if not is_short:
+                    # How many are written beyond the last chosen one depends on the processes.
+                    last = chosen[stratum][-1] if len(chosen[stratum]) else np.uint64(0)
+                    candidates = candidates[candidates["priority"] <= last]
+                is_chosen = _is_in(candidates["priority"], chosen[stratum])
+                other = chosen[(stratum + half) % len(chosen)]
+                num_entries += int((is_chosen | _is_in(candidates["priority"], other)).sum())
+                selected = candidates[is_chosen]
+                number = np.full(len(selected), part.index, dtype="<i4")
+                chunks.append(recfunctions.append_fields(selected, "part", number, usemask=False))
+    if not chunks:
         return np.empty(0), 0
-    rows = np.concatenate(selected_chunks)
-    blob = rows["stratum"] >= buckets
-    rows = rows[np.lexsort((blob, rows["priority"]))]  # stable: equal ones as in the corpus
+    rows = np.concatenate(chunks)
+    # Within a stratum the chunks are in the order of the corpus, and equal priorities are of one
+    # stratum: a stable sort keeps the first of them first.
+    rows = rows[np.argsort(rows["priority"], kind="stable")]
     first = np.ones(len(rows), dtype=bool)
     first[1:] = rows["priority"][1:] != rows["priority"][:-1]
-    return rows[first], int(len(rows) - first.sum())
+    return rows[first], num_entries - int(first.sum())
+
+
+def _is_in(priorities: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Return which priorities are among the chosen ones, which are sorted."""
+    if not len(chosen):
+        return np.zeros(len(priorities), dtype=bool)
+    positions = np.minimum(np.searchsorted(chosen, priorities), len(chosen) - 1)
+    return np.asarray(chosen[positions] == priorities)
 
 
 def no_source_reason(parts: list[PartCounts]) -> str:

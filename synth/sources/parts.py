@@ -25,6 +25,9 @@ from synth.storage.store import Record, to_line
 _ENTRY = [("priority", "<u8"), ("stratum", "<u2"), ("at", "<i8"), ("size", "<i8")]
 #: Number of index entries read at once, and largest number of broken lines that are listed.
 _CHUNK, _MAX_BROKEN = 1 << 16, 20
+#: Which sources a part has. Parts of version 1 (without the key) lack blobs that take the place of
+#: those whose text is a chosen sentence, too.
+_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -61,17 +64,29 @@ class Part:
         self._mark = folder / f"file-{index:05d}.json"
 
     def counts(self) -> PartCounts | None:
-        """Return the counts; None while the part is not complete."""
-        try:
-            content = json.loads(self._mark.read_bytes())
-        except FileNotFoundError:
+        """Return the counts; None while the part is not complete, or if it is outdated."""
+        content = self._content()
+        if content is None or content.pop("version", 1) != _VERSION:
             return None
         return PartCounts(**{**content, "rejected": Counter(content["rejected"])})
+
+    def is_outdated(self) -> bool:
+        """Return True if an earlier version of the code has written it, with fewer sources."""
+        content = self._content()
+        return content is not None and content.get("version", 1) != _VERSION
+
+    def _content(self) -> dict[str, Any] | None:
+        try:
+            content: dict[str, Any] = json.loads(self._mark.read_bytes())
+        except FileNotFoundError:
+            return None
+        return content
 
     def set_counts(self, counts: PartCounts) -> None:
         """Mark the part as complete."""
         content = {name: getattr(counts, name) for name in PartCounts.__slots__}
         content["rejected"] = dict(sorted(counts.rejected.items()))
+        content["version"] = _VERSION
         write_atomic(self._mark, to_line(content), alone=True)
 
     def drop(self) -> None:

@@ -2,7 +2,8 @@
 
 A text's priority is a hash of its id under the run's seed. The k smallest are a uniform sample
 without replacement. They do not depend on the order of texts, equal texts coincide, and the samples
-of parts merge into the full sample. A stratum is a length bucket of sentences or of blobs. Of two
+of parts merge into the full sample. A stratum is a length bucket of sentences or of blobs. Equal
+texts have equal lengths, so the sentence and the blob of one text are of the same bucket. Of two
 different texts with equal 64-bit priorities, one would be lost.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -73,38 +74,113 @@ def apportion(weights: Sequence[float], total: int) -> list[int]:
     return counts
 
 
-def fill(quotas: Sequence[int | None], supply: Sequence[int]) -> list[int]:
+def fill(
+    quotas: Sequence[int | None], supply: Sequence[int], distinct: Sequence[int] | None = None
+) -> list[int]:
     """Return what each stratum gives from its supply: its quota, and a part of others' deficits.
 
     A type's deficit is filled from its other buckets in equal parts, lower ones first; the
-    remaining deficit from the other type.
+    remaining deficit from the other type. distinct: the number of different texts of each bucket,
+    because a sentence and a blob can be the same text, which is given once; None: no such texts.
     """
     available = [0 if q is None else have for q, have in zip(quotas, supply, strict=True)]
-    counts = [min(q or 0, have) for q, have in zip(quotas, available, strict=True)]
     half = len(quotas) // len(TYPES)
+    if distinct is None:
+        distinct = [sum(available[bucket::half]) for bucket in range(half)]
+    plan = _Plan(available, distinct)
+    for index, quota in enumerate(quotas):
+        plan.add(index, quota or 0)
     types = [range(start, start + half) for start in range(0, len(quotas), half)]
-    for group in types:
-        lack = sum((quotas[i] or 0) - counts[i] for i in group)
-        _spread(lack, group, counts, available)
-    lack = sum(q or 0 for q in quotas) - sum(counts)
-    _spread(lack, range(len(quotas)), counts, available)
-    return counts
+    requested = [sum(quotas[i] or 0 for i in group) for group in types]
+    for group, total in zip(types, requested, strict=True):
+        plan.spread(total - plan.total(group), group)
+    for group, total in zip(types, requested, strict=True):
+        plan.exchange(total - plan.total(group), group)
+    everything = range(len(quotas))
+    plan.spread(sum(requested) - plan.total(everything), everything)
+    return plan.counts
 
 
-def _spread(lack: int, group: Sequence[int], counts: list[int], available: Sequence[int]) -> None:
-    while lack > 0 and (able := [i for i in group if counts[i] < available[i]]):
-        share = max(1, lack // len(able))
-        for index in able:
-            more = min(share, available[index] - counts[index], lack)
-            counts[index] += more
-            lack -= more
+class _Plan:
+    """The number of sources that each stratum gives, within what it and its bucket have."""
+
+    def __init__(self, available: Sequence[int], distinct: Sequence[int]) -> None:
+        self._available, self._distinct = available, distinct
+        self.counts = [0] * len(available)
+
+    def total(self, strata: Iterable[int]) -> int:
+        return sum(self.counts[i] for i in strata)
+
+    def _num_remaining(self, index: int) -> int:
+        """Return how many more sources a stratum can give."""
+        half = len(self._distinct)
+        in_bucket = self._distinct[index % half] - sum(self.counts[index % half :: half])
+        return min(self._available[index] - self.counts[index], in_bucket)
+
+    def add(self, index: int, number: int) -> int:
+        """Take up to `number` more sources of a stratum; return how many it gives."""
+        more = min(number, self._num_remaining(index))
+        self.counts[index] += more
+        return more
+
+    def spread(self, lack: int, group: Sequence[int]) -> None:
+        """Take `lack` more sources in equal parts from the strata that have more."""
+        while lack > 0 and (able := [i for i in group if self._num_remaining(i)]):
+            share = max(1, lack // len(able))
+            for index in able:
+                lack -= self.add(index, min(share, lack))
+
+    def exchange(self, lack: int, group: Sequence[int]) -> None:
+        """Let texts that the other type uses count for this type, and replace them there.
+
+        The other type takes their number from its other buckets.
+        """
+        half = len(self._distinct)
+        for index in group:
+            other = (index + half) % len(self.counts)
+            spare = self._available[index] - self.counts[index]
+            other_strata = [i for i in range(len(self.counts)) if i not in group and i != other]
+            number = min(
+                max(0, lack),
+                spare,
+                self.counts[other],
+                sum(self._num_remaining(i) for i in other_strata),
+            )
+            self.counts[other] -= number
+            self.counts[index] += number
+            self.spread(number, other_strata)
+            lack -= number
+
+
+def divide(
+    sentences: np.ndarray, blobs: np.ndarray, num_sentences: int, num_blobs: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the priorities of a bucket that are taken as sentences, and those as blobs.
+
+    Each type takes its smallest; a text that is both is a sentence. Only if the other blobs are too
+    few, the last of such texts are blobs. sentences, blobs: sorted priorities without duplicates;
+    together they must have the two numbers of texts.
+    """
+    first = sentences[:num_sentences]
+    other_blobs = blobs[~np.isin(blobs, first, assume_unique=True)]
+    if len(other_blobs) >= num_blobs:
+        return first, other_blobs[:num_blobs]
+    # The result must not depend on how many priorities beyond these are still held.
+    sentences, blobs = sentences[: num_sentences + num_blobs], blobs[: num_sentences + num_blobs]
+    is_both = np.isin(blobs, sentences, assume_unique=True)
+    only, both = blobs[~is_both], blobs[is_both]
+    chosen_blobs = np.sort(np.concatenate([only, both[len(both) - (num_blobs - len(only)) :]]))
+    other_sentences = sentences[~np.isin(sentences, chosen_blobs, assume_unique=True)]
+    return other_sentences[:num_sentences], chosen_blobs
 
 
 class BottomK:
     """Keeps the smallest priorities of each stratum, as many as the sample may need.
 
-    A stratum needs its quota and the others' possible deficits: the total minus what they already
-    have. So memory depends on the total, not on the number of offers.
+    A bucket needs its quotas and the others' possible deficits: the total minus what they surely
+    give. So memory depends on the total, not on the number of offers. A sentence and a blob can be
+    the same text, and which blobs are used up by sentences is known at the end; so a bucket's blobs
+    are held until enough of them are beyond all of its sentences.
     """
 
     def __init__(self, quotas: Sequence[int | None]) -> None:
@@ -112,6 +188,7 @@ class BottomK:
         self._total = sum(q or 0 for q in quotas)
         self._cutoffs = [-1 if q is None else _MAX_PRIORITY for q in quotas]
         self._priorities = [array("Q") for _ in quotas]
+        self._half = len(quotas) // len(TYPES)
         self._count = 0
         self._limit = _SLACK
 
@@ -135,27 +212,71 @@ class BottomK:
         if self._count > self._limit:
             self._clear()
 
-    def finish(self) -> tuple[list[int], list[int]]:
-        """Return how many sources each stratum gives, and their largest priorities (-1: none)."""
-        self._clear()
+    def finish(self) -> list[np.ndarray]:
+        """Return the sorted priorities that each stratum gives; no two of a bucket are equal."""
+        stratum_priorities = self._clear()
         counts = fill(
-            self.quotas, [len(stratum_priorities) for stratum_priorities in self._priorities]
+            self.quotas,
+            [len(priorities) for priorities in stratum_priorities],
+            self._distinct(stratum_priorities),
         )
-        last = [
-            stratum_priorities[n - 1] if n else -1
-            for n, stratum_priorities in zip(counts, self._priorities, strict=True)
+        pairs = [
+            divide(
+                stratum_priorities[i],
+                stratum_priorities[i + self._half],
+                counts[i],
+                counts[i + self._half],
+            )
+            for i in range(self._half)
         ]
-        return counts, last
+        return [sentences for sentences, _ in pairs] + [blobs for _, blobs in pairs]
 
-    def _clear(self) -> None:
-        """Drop duplicates, and priorities that are no longer needed."""
-        distinct = [np.unique(np.frombuffer(h, dtype=np.uint64)) for h in self._priorities]
-        have = [min(q or 0, len(d)) for q, d in zip(self.quotas, distinct, strict=True)]
-        for index, smallest in enumerate(distinct):
-            need = self._total - (sum(have) - have[index])
-            if len(smallest) > need:
-                smallest = smallest[:need]
-                self._cutoffs[index] = int(smallest[-1]) if need else -1
-            self._priorities[index] = array("Q", smallest.tobytes())
+    def _distinct(self, stratum_priorities: Sequence[np.ndarray]) -> list[int]:
+        """Return the number of different texts of each bucket."""
+        pairs = zip(stratum_priorities[: self._half], stratum_priorities[self._half :], strict=True)
+        return [len(np.union1d(sentences, blobs)) for sentences, blobs in pairs]
+
+    def _clear(self) -> list[np.ndarray]:
+        """Drop duplicates and priorities that are no longer needed; return the others, sorted."""
+        stratum_priorities = [
+            np.unique(np.frombuffer(h, dtype=np.uint64)) for h in self._priorities
+        ]
+        have = [min(q or 0, len(h)) for q, h in zip(self.quotas, stratum_priorities, strict=True)]
+        # What a bucket gives at least. It only grows with further offers.
+        min_counts = [
+            min(have[i] + have[i + self._half], texts)
+            for i, texts in enumerate(self._distinct(stratum_priorities))
+        ]
+        for bucket in range(self._half):
+            self._cut(
+                stratum_priorities, bucket, self._total - (sum(min_counts) - min_counts[bucket])
+            )
+        self._priorities = [array("Q", priorities.tobytes()) for priorities in stratum_priorities]
         self._count = sum(map(len, self._priorities))
         self._limit = 2 * self._count + _SLACK
+        return stratum_priorities
+
+    def _cut(self, stratum_priorities: list[np.ndarray], bucket: int, need: int) -> None:
+        """Drop what a bucket cannot give if it gives at most `need` sources of both types."""
+        first, second = bucket, bucket + self._half
+        sentences, blobs = stratum_priorities[first], stratum_priorities[second]
+        num_blobs = need - min(self.quotas[first] or 0, len(sentences))  # at most
+        # Blobs behind the last sentence that is held can never be a chosen sentence.
+        cutoff = self._cutoffs[first]
+        behind = int(np.searchsorted(blobs, np.uint64(max(cutoff, 0)), side="right"))
+        free = len(blobs) - behind if cutoff >= 0 else len(blobs)
+        has_blobs = free >= num_blobs
+        self._set(
+            stratum_priorities, first, need - (self.quotas[second] or 0) if has_blobs else need
+        )
+        self._set(
+            stratum_priorities,
+            second,
+            min(need, len(blobs) - free + num_blobs) if has_blobs else need,
+        )
+
+    def _set(self, stratum_priorities: list[np.ndarray], stratum: int, number: int) -> None:
+        """Keep the first `number` priorities of a stratum."""
+        if len(stratum_priorities[stratum]) > number:
+            stratum_priorities[stratum] = stratum_priorities[stratum][:number]
+            self._cutoffs[stratum] = int(stratum_priorities[stratum][-1]) if number > 0 else -1

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from scorekit.llm.wire import unfinished_reason
 from scorekit.text import checks
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
@@ -129,16 +130,22 @@ def improvements(records: Iterable[Record]) -> Distributions:
     return {**spreads, "strata": strata}
 
 
+#: Reasons of outputs that are not whole, by `unfinished_reason`.
+_UNFINISHED = {
+    "length": Reason.CUT,
+    "refused": Reason.CONTENT_FILTER,
+    "malformed": Reason.UNFINISHED,
+}
+
+
 def broken_output(src: str, choice: dict[str, Any]) -> Reason | RuleCode | None:
     """Return the reason code of a broken translation; None if it may be valid.
 
     Choices that the server aborted ("abort", "error") are retried in scorekit/llm/wire.py.
     """
     reason = choice["finish_reason"]
-    if reason == "length":
-        return Reason.CUT
-    if reason == "content_filter":
-        return Reason.CONTENT_FILTER
+    if reason != "repetition" and (problem := unfinished_reason(reason)) is not None:
+        return _UNFINISHED[problem]
     if not choice["text"].strip():
         return RuleCode.EMPTY
     is_looping = reason == "repetition" or _loops(src, choice["text"])

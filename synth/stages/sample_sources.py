@@ -143,8 +143,8 @@ class _Sampling:
     ) -> None:
         self.stage, self.ctx, self.folder, self.manifest = stage, ctx, folder, manifest
         self.cfg = ctx.cfg
-        self.data, pool = _within_limit(ctx.cfg.data, ctx.limit)
-        self.quotas = plan_quotas(self.cfg.bucketing, self.cfg.final_generation.blob, pool)
+        self.data, self.pool = _within_limit(ctx.cfg.data, ctx.limit)
+        self.quotas = plan_quotas(self.cfg.bucketing, self.cfg.final_generation.blob, self.pool)
         self.files = source_files(self.data)
         self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
 
@@ -154,6 +154,10 @@ class _Sampling:
             check_begun(self.stage, self.manifest, self.ctx)
             if self.folder.manifest() is None:
                 self.folder.set_manifest(self.manifest)
+        if outdated := sum(part.is_outdated() for part in self.parts):
+            message = "files are read again, which an earlier version has read"
+            log.warning(message, stage=self.folder.name, files=outdated)
+            self.ctx.print_line(f"{self.folder.name}: {outdated:,} {message}")
         self._read()
         missing = [index for index in range(len(self.files)) if not self._complete(index)]
         if missing and self.folder.shards() is None:
@@ -228,17 +232,43 @@ class _Sampling:
         sample = BottomK(self.quotas)
         for part in self.parts:
             offer_part(sample, part)
-        _, cutoffs = sample.finish()
-        chosen, doubles = choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
+        priorities = sample.finish()
+        lack = sum(q or 0 for q in self.quotas) - sum(map(len, priorities))
+        chosen, doubles = choose(self.parts, priorities, is_short=lack > 0)
         if not len(chosen):
             self._read_again()
             raise UserError(no_source_reason(counts_list))
         self._check_readable(counts_list)
         sampled = self._write(chosen)
-        self._note(counts_list, sampled, doubles)
+        screened = sum(sampled[code] for code in SCREENED)
+        self._note(counts_list, sampled, doubles, self._shortfall(lack, len(chosen), screened))
         number = -(-len(chosen) // self.cfg.run.shard_records)
         self.folder.set_manifest({**self.manifest, "shards": number})
         shutil.rmtree(self.folder.path / "parts", ignore_errors=True)
+
+    def _shortfall(self, lack: int, num_chosen: int, screened: int) -> dict[str, int]:
+        """Return by how much the pool is smaller than asked for, by cause; empty if it is not.
+
+        lack: sources that the corpus does not have."""
+        causes = {
+            "corpus_exhausted": lack,
+            "per_bucket_quota": self.pool - num_chosen - lack,
+            "screened": screened,
+        }
+        causes = {cause: number for cause, number in causes.items() if number > 0}
+        if causes:
+            log.warning(
+                "the pool is smaller than asked for",
+                asked=self.pool,
+                sampled=num_chosen - screened,
+                **causes,
+            )
+            reasons = ", ".join(f"{cause} {number:,}" for cause, number in causes.items())
+            self.ctx.print_line(
+                f"{self.folder.name}: the pool has {num_chosen - screened:,} of {self.pool:,} "
+                f"sources (missing: {reasons})"
+            )
+        return causes
 
     def _check_readable(self, counts_list: list[PartCounts]) -> None:
         """Raise UserError if too much of the corpus is unreadable."""
@@ -302,7 +332,13 @@ class _Sampling:
             mark["rejected_digest"] = _write_all(self.folder.rejected(index), removed_records)
         self.folder.set_mark(index, mark)
 
-    def _note(self, counts_list: list[PartCounts], sampled: Counter[str], doubles: int) -> None:
+    def _note(
+        self,
+        counts_list: list[PartCounts],
+        sampled: Counter[str],
+        doubles: int,
+        shortfall: dict[str, int],
+    ) -> None:
         """Write counts.json (in = sampled + rejected + screened), and set this process's stats."""
         rejected = sum((part.rejected for part in counts_list), Counter())
         num_segments = sum(part.pieces for part in counts_list)
@@ -323,7 +359,9 @@ class _Sampling:
             "documents": sum(part.documents for part in counts_list),
             "unreadable": dict(sorted(unreadable.items())),
             "pieces": num_segments,
+            "asked": self.pool,
             "sampled": sampled.total(),
+            **({"shortfall": shortfall} if shortfall else {}),
             "rejected": dict(sorted(rejected.items())),
             **({"screened": dict(sorted(screened.items()))} if is_screened(self.data) else {}),
             "by_bucket": {

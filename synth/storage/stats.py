@@ -8,7 +8,6 @@ loses the last ones. stats.json is computed from both.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import resource
 import sys
@@ -22,8 +21,10 @@ from typing import Any
 
 import httpx
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
+from scorekit.net.http_clients import sync_client
 from synth.storage.store import StageFolder, read_json, to_line
 
 #: Seconds between two writes of a process's stats.
@@ -164,6 +165,12 @@ def unreadable(folder: StageFolder) -> dict[str, int]:
     return dict(counts.get("unreadable", {}))
 
 
+def shortfall(folder: StageFolder) -> dict[str, int]:
+    """Return by how many sources the pool is smaller than asked for, by cause."""
+    counts = read_json(folder.path / "counts.json") or {}
+    return dict(counts.get("shortfall", {}))
+
+
 def funnel(names: Iterable[str], out_dir: Path, inputs: Path | None = None) -> list[StageCounts]:
     """Return the counts of the started stages, from out_dir or else from `inputs`."""
     started = []
@@ -185,7 +192,7 @@ def process_stats(folder: StageFolder) -> dict[str, Any]:
     stats_list = []
     for path in sorted(folder.path.glob("stats-*.json")):
         try:
-            stats_list.append(json.loads(path.read_bytes()))
+            stats_list.append(parse_json(path.read_bytes()))
         except (ValueError, FileNotFoundError):  # cleared concurrently, or the disk was full
             continue
     seconds = _union(
@@ -222,11 +229,11 @@ def scorer_stats(urls: str | list[str], before: Mapping[str, float]) -> dict[str
     service, on its device or else its host. Empty if a service has no metrics.
     """
     key = os.environ.get("SCOREKIT_API_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     total = {"batches": 0.0, "batch_seconds": 0.0, "batch_samples": 0.0, "memory_peak_bytes": 0.0}
     for url in [urls] if isinstance(urls, str) else urls:
         try:
-            answer = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, timeout=10.0)
+            with sync_client(url, key=key, timeout_s=10.0) as client:
+                answer = client.get("/metrics")
             answer.raise_for_status()
             metrics = _parse_metrics(answer.text)
         except (httpx.HTTPError, ValueError):

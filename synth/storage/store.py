@@ -18,6 +18,7 @@ from typing import IO, Any, cast
 
 import zstandard
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import (
     remove_folder,
@@ -74,7 +75,7 @@ def read_records(path: Path) -> Iterator[Record]:
     """Yield the records of a shard. Raises ValueError for a line that is not JSON."""
     with open_lines(path) as file:
         for line in io.BufferedReader(cast(io.RawIOBase, file)) if path.suffix == ".zst" else file:
-            yield json.loads(line)
+            yield parse_json(line)
 
 
 class ShardWriter:
@@ -324,7 +325,7 @@ def read_json(
 
     needs: required keys. hint: how to repair a damaged file, for the UserError."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValueError:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 
 import httpx
-import openai
 import pytest
 
 import scorekit
@@ -199,6 +198,8 @@ def test_a_service_killed_under_load_is_back_by_itself_and_no_answer_is_wrong(
 
 
 def test_the_embedder_serves_openais_sdk_and_after_a_kill_the_same_vectors(stack: None) -> None:
+    import openai  # takes most of a second
+
     texts = [pair["mt"] for pair in PAIRS[:50]]
     asking = openai.OpenAI(base_url=f"{EMBEDDER}/v1", api_key="none")
 

@@ -19,7 +19,7 @@ UPDATES = 8
 
 
 @pytest.mark.slow
-def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_asked_about(tmp_path):
+def test_a_small_policy_is_trained_in_two_phases_compared_and_shown(tmp_path):
     flags = ["--run-dir", str(tmp_path), "--updates", str(UPDATES)]
     result = subprocess.run(
         [sys.executable, "-m", "demo.search", *flags],
@@ -41,8 +41,11 @@ def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_aske
     )
     for phase in ("phase1", "phase2"):
         assert len(read_jsonl(tmp_path / phase / "log.jsonl")) == UPDATES
-    # Far from the measured values, because other processors sample other episodes.
-    assert left["ndcg_mean"] > start["ndcg_mean"]
+    # Other processors sample other episodes, and so few updates do not rise on each of them: on one
+    # it was 0.37 -> 0.32. That a searcher learns is what training/test_taught.py shows.
+    for stats in (start, left):
+        assert 0 < stats["ndcg_mean"] < 1
+    assert left["ndcg_mean"] != start["ndcg_mean"]
     for page in (folder / "view.html", tmp_path / "phase2/view.html"):
         assert "<html" in page.read_text(encoding="utf-8")
     assert "was still open" not in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 from scorekit.server.fake import FakeBackend
 from testing.servers import running_service
 from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
+from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler
@@ -152,6 +154,62 @@ def test_nothing_that_was_computed_with_old_weights_is_used_again(
     change(model)
     sampler.sync_weights(model, 1)
     assert gap(sampler, model, long, cfg) < SMALL
+
+
+def pause_while_sampling(url: str, thread: threading.Thread) -> None:
+    """Pause and resume the server while it samples two sequences for the thread.
+
+    Nothing happens if the thread ends before that is seen: a fast machine needs under a second.
+    """
+    with httpx.Client(base_url=url, timeout=60) as client:
+        while thread.is_alive():
+            lines = client.get("/metrics").text.splitlines()
+            running = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+            if sum(float(line.split()[-1]) for line in running) == 2:
+                for route in ("/pause", "/resume"):
+                    client.post(route).raise_for_status()
+                return
+
+
+@LEARNS
+def test_completions_that_a_pause_aborts_are_sampled_again(
+    served: tuple[str, Path], cfg: TranslationConfig
+) -> None:
+    """Check it with the default mode of vLLM's pause, and without stop ids, so that it takes long.
+
+    A pause returns what the completions in flight have so far, with HTTP status 200.
+    """
+    url, _ = served
+    model, _ = load_policy(cfg.policy, CPU)
+    adapters = cfg.policy.lora.r > 0
+    name = probe_server(cfg.generation.vllm, adapters=adapters)
+    gen_cfg = SamplingConfig(max_new_tokens=900, temperature=0.8, num_samples_per_prompt=2)
+    sampler = VLLMSampler(
+        cfg.generation.vllm,
+        name,
+        [],
+        DistributedContext(CPU),
+        adapters=adapters,
+        run_dir=cfg.misc.run_dir,
+    )
+    with closing(sampler):
+        sampler.sync_weights(model, 0)
+        expected = dict(sampler.sample([[5, 6, 7]], gen_cfg, seed=1))
+        assert [len(completion.token_ids) for completion in expected[0]] == [900, 900]
+        for _ in range(10):  # until a pause comes before the completions are done
+            results: dict[int, Any] = {}
+            thread = threading.Thread(
+                target=lambda results=results: results.update(
+                    sampler.sample([[5, 6, 7]], gen_cfg, seed=1)
+                )
+            )
+            thread.start()
+            pause_while_sampling(url, thread)
+            thread.join()
+            assert results == expected
+            if aborted := sampler.stats()["sampler_faults_unfinished"]:
+                break
+        assert aborted == 1
 
 
 @LEARNS

@@ -47,10 +47,14 @@ class Case:
 
 
 @pytest.fixture(scope="module", params=[*comet_golden.CHECKPOINTS, "demo"])
-def case(request, tmp_path_factory) -> Case:
-    folder = comet_golden.build(request.param, tmp_path_factory.mktemp("comet"))
+def case(request, comet_folder) -> Case:
+    folder = comet_folder(request.param)
     rows, golden = comet_golden.rows(request.param), comet_golden.read(request.param)
     return Case(request.param, folder, in_float64(folder), rows, golden)
+
+
+def longest_text(expected: tuple[dict[str, str], Any, Any]) -> int:
+    return max(map(len, expected[0].values()))
 
 
 def as_tuples(result: Scored) -> list[list[Any]]:
@@ -66,23 +70,24 @@ def test_the_weights_are_those_that_upstream_read(case):
 def test_scores_and_raw_spans_equal_predict(case):
     """Score batches of mixed lengths, with, without and with an empty reference.
 
-    The longest texts are in small uneven batches, because they would pad all the others in large
-    ones. The demo's model is a hundred times larger than the others: it scores fewer texts."""
+    The longest texts are in small uneven batches with a few short ones: they would pad all of a
+    large one. Others are mixed in one batch, and lie beside ones of their length in the rest. The
+    demo's model is a hundred times larger than the others: it scores fewer texts."""
     marks = case.backend.comet.marks_errors if comet_golden.is_joint(case.name) else False
     golden_spans = case.golden["spans"] if marks else [None] * len(case.rows)
     expected = list(zip(case.rows, case.golden["scores"], golden_spans, strict=True))
     random.Random(0).shuffle(expected)
-    long = [row for row in expected if max(map(len, row[0].values())) >= 500]
+    long = [row for row in expected if longest_text(row) >= 500]
     short = [row for row in expected if row not in long]
     if case.name == "demo":
         long, short = long[::2], short[::4]
-    mixed = [*long, *short[:14]]
+    mixed = [*long, *short[:4]]
     random.Random(0).shuffle(mixed)
-    expected = [*mixed, *short[14:]]
+    expected = [*mixed, *short[4:16], *sorted(short[16:], key=longest_text)]
     rows = [{"src": "", **row} for row, _, _ in expected]
     results = [
-        *score(case.backend, rows[: len(mixed)], [4, 1, 9], span_offsets="upstream"),
-        *score(case.backend, rows[len(mixed) :], [80], span_offsets="upstream"),
+        *score(case.backend, rows[: len(mixed)], [1, 3, 2], span_offsets="upstream"),
+        *score(case.backend, rows[len(mixed) :], [12], span_offsets="upstream"),
     ]
     for (row, their_score, their_spans), result in zip(expected, results, strict=True):
         assert result.score == pytest.approx(their_score, abs=CLOSE), row
@@ -106,8 +111,8 @@ def test_long_texts_are_flagged_as_they_are_cut(case):
 
 
 @pytest.fixture(scope="module")
-def mix(tmp_path_factory) -> Case:
-    folder = comet_golden.build("xcomet_mix", tmp_path_factory.mktemp("comet"))
+def mix(comet_folder) -> Case:
+    folder = comet_folder("xcomet_mix")
     golden = comet_golden.read("xcomet_mix")
     return Case("xcomet_mix", folder, in_float64(folder), comet_golden.rows("xcomet_mix"), golden)
 

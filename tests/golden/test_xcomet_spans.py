@@ -52,8 +52,8 @@ def exact_on_one_thread():
 
 
 @pytest.fixture(scope="module", params=comet_golden.XCOMET)
-def case(request, tmp_path_factory) -> Case:
-    folder = comet_golden.build(request.param, tmp_path_factory.mktemp("xcomet"))
+def case(request, comet_folder) -> Case:
+    folder = comet_folder(request.param)
     golden, backend = comet_golden.read(request.param), in_float64(folder)
     rows = comet_golden.rows(request.param)
     indices = [k for k, row in enumerate(rows) if row in QE][: len(QE)]
@@ -68,7 +68,7 @@ def case(request, tmp_path_factory) -> Case:
         for name, tagged_rows in (("qe", QE), ("ref", REF[::4]))
     }
     spans = [golden["spans"][k] for k in indices]
-    return Case(folder, backend, score(backend, QE), golden["scores"], spans, tagged)
+    return Case(folder, backend, score(backend, QE, [12]), golden["scores"], spans, tagged)
 
 
 def offsets_of(backend: XCometBackend, rows: list[dict[str, str]]) -> list[list[Any]]:
@@ -106,7 +106,7 @@ def test_the_odd_situations_occur(case):
 def test_float32_is_near(case):
     """Check float32 as served: a label may flip if two are equally likely, and little else
     changes."""
-    pairs = list(zip(score(loaded(case.folder), QE), case.results, strict=True))
+    pairs = list(zip(score(loaded(case.folder), QE, [12]), case.results, strict=True))
     same = [p for p in pairs if as_severities(p[0]) == as_severities(p[1])]
     assert len(same) >= 0.97 * len(pairs)
     assert max(abs(result.score - exact_result.score) for result, exact_result in same) < FLOAT32
@@ -116,7 +116,7 @@ def test_float32_is_near(case):
 def test_exact_spans(case, name):
     """Check that texts match, have no outer white space, are in order, and lose nothing tagged."""
     rows = QE if name == "qe" else REF[::4]
-    results = case.results if name == "qe" else score(case.backend, rows)
+    results = case.results if name == "qe" else score(case.backend, rows, [12])
     for row, tagged, result in zip(rows, case.tagged[name], results, strict=True):
         mt, end_before = row["mt"], 0
         for span in result.error_spans:

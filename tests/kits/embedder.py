@@ -1,11 +1,12 @@
 """The embedder's endpoint with a toy model, which waits and fails on demand.
 
-`python -m tests.kits.embedder --port N` serves it; it answers `slow` when the file of that name in
-the current folder is gone.
+`python -m tests.kits.embedder --port N` serves it; it answers `slow` when the file is gone that the
+variable `SLOW_WHILE` names.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -70,6 +71,6 @@ if __name__ == "__main__":
 
     served = ToyEmbedder()
     threading.Thread(
-        target=_let_go_when_it_is_gone, args=(served, Path("slow")), daemon=True
+        target=_let_go_when_it_is_gone, args=(served, Path(os.environ["SLOW_WHILE"])), daemon=True
     ).start()
     main(ServiceSettings, lambda settings: served)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections import Counter
 from contextlib import contextmanager
@@ -64,6 +65,7 @@ class Hub:
                 Route(name + "/preupload/main", self._preupload, methods=["POST"]),
                 Route(name + "/commit/main", self._commit, methods=["POST"]),
                 Route(name + "/tree/{revision}", self._tree),
+                Route(name + "/tree/{revision}/{path:path}", self._tree),
                 Route(name + "/revision/{revision}", self._info),
                 Route(name, self._info),
                 Route(git, self._batch, methods=["POST"]),
@@ -78,7 +80,9 @@ class Hub:
                 self.go.set()
 
     def _repo(self, request: Request) -> Repo | None:
-        return self.repos.get("{user}/{name}".format(**request.path_params))
+        """Return the dataset of a request; the case of its name does not matter, as on the hub."""
+        name = "{user}/{name}".format(**request.path_params).lower()
+        return next((repo for id, repo in self.repos.items() if id.lower() == name), None)
 
     async def _create(self, request: Request) -> Response:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
@@ -175,18 +179,38 @@ class Hub:
     async def _tree(self, request: Request) -> Response:
         repo = self._repo(request)
         assert repo is not None
-        return JSONResponse(
-            [
-                {"type": "file", "path": path, "size": len(content), "oid": "0" * 40}
-                for path, content in repo.files.items()
-            ]
-        )
+        folder = request.path_params.get("path", "")
+        prefix = folder + "/" if folder else ""
+        is_recursive = request.query_params.get("recursive", "").lower() == "true"
+        entries: dict[str, dict[str, Any]] = {}
+        for path, content in repo.files.items():
+            if not path.startswith(prefix):
+                continue
+            inner_folders = path.removeprefix(prefix).split("/")[:-1]
+            for depth in range(1, len(inner_folders) + 1 if is_recursive else 2):
+                if inner := "/".join(inner_folders[:depth]):
+                    name = prefix + inner
+                    entries[name] = {"type": "directory", "path": name, "oid": "0" * 40}
+            if is_recursive or not inner_folders:
+                entries[path] = {
+                    "type": "file",
+                    "path": path,
+                    "size": len(content),
+                    "oid": "0" * 40,
+                }
+        return JSONResponse(list(entries.values()))
 
     async def _file(self, request: Request) -> Response:
         repo = self._repo(request)
-        assert repo is not None
+        if repo is None:
+            return Response(status_code=404, headers={"X-Error-Code": "RepoNotFound"})
         content = repo.files.get(request.path_params["path"])
         if content is None:
             return Response(status_code=404, headers={"X-Error-Code": "EntryNotFound"})
         etag = hashlib.sha256(content).hexdigest()
-        return Response(content, headers={"ETag": f'"{etag}"', "X-Repo-Commit": repo.sha})
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": repo.sha}
+        if byte_range := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", "")):
+            first, last = int(byte_range[1]), min(int(byte_range[2]), len(content) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            return Response(content[first : last + 1], 206, headers)
+        return Response(content, headers=headers)

@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from scorekit.processes import end_with_parent
 from testing.servers import PATIENCE_S, free_port, wait_until
+from tests.kits import forked
 
 ROOT = Path(__file__).parents[2]
 #: A service with a slow fake in place of a model, run the way the real ones are.
@@ -60,22 +60,25 @@ def fake_service(
     batch_s: float = 0.0,
     load_extra: str = "pass",
     then: str = "pass",
+    first: str = "pass",
+    stderr: int = subprocess.PIPE,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a process of `FAKE`; yield it and its URL, and kill it when the block ends."""
+    """Start a process of `FAKE`; yield it and its URL, and kill it when the block ends.
+
+    load_extra, then, first: code that runs in `load`, in `encode` and before all."""
     port = free_port()
-    code = FAKE.format(
+    code = f"{first}\n" + FAKE.format(
         loads_when=str(loads_when),
         answers_when=str(answers_when),
         batch_s=batch_s,
         load_extra=load_extra,
         then=then,
     )
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-c", code, "--port", str(port), "--cache", "memory", *flags],
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         cwd=ROOT,
-        preexec_fn=end_with_parent(),
     )
     try:
         yield process, f"http://127.0.0.1:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import threading
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 
 
 _LOADING = threading.Lock()
+_LOADED: dict[tuple[Path, int, int], nn.Module] = {}
 
 
 class VLLMStub:
@@ -39,6 +41,8 @@ class VLLMStub:
     `blocked_token`. entered: how many have waited there. bodies: the requests for completions.
     is_hanging: requests get no answer. refuses_weights: the status of all
     requests that load some, if any. mid_reload: called when weights are loaded, and not labelled.
+    spoil: changes each answer with completions before it is sent. aborts: how often requests in
+    flight were aborted.
     """
 
     def __init__(
@@ -58,6 +62,8 @@ class VLLMStub:
         self.is_hanging = False
         self.refuses_weights: int | None = None
         self.mid_reload: Callable[[], None] = lambda: None
+        self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
+        self.aborts = 0
         self.bodies: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
         self.life = 0  # the number of starts
@@ -110,10 +116,11 @@ class VLLMStub:
         answer = await call_next(request)
         return _cut() if self.is_dead or self.life != life else answer
 
-    def pause(self, mode: str) -> dict[str, str]:
-        assert mode == "keep"
+    def pause(self, mode: str = "abort") -> dict[str, str]:
+        """Let requests stand still; with `abort` those in flight end with what they have."""
         with self._changing:
             self.is_paused = True
+            self.aborts += mode == "abort"
         return {"status": "paused"}
 
     def resume(self) -> dict[str, str]:
@@ -133,7 +140,7 @@ class VLLMStub:
             return _refusal(400, "the adapter has already been loaded")
         if not Path(body["lora_path"]).is_dir():
             return _refusal(404, f"No adapter found for {body['lora_path']}")
-        adapted = PeftModel.from_pretrained(_load(self.policy), body["lora_path"])
+        adapted = PeftModel.from_pretrained(_load_anew(self.policy), body["lora_path"])
         self.adapters[body["lora_name"]] = adapted.eval()
         return Response("Success")
 
@@ -173,7 +180,8 @@ class VLLMStub:
         choices = [self._choice(adapter, body, index) for index in range(body.get("n", 1))]
         for choice in choices:
             del choice["weight_versions"]
-        return JSONResponse({"choices": choices})
+            choice["prompt_token_ids"] = body["prompt"]
+        return self._answer(body["model"], body["prompt"], choices)
 
     def generate(self, body: dict[str, Any]) -> Response:
         """Answer with ids: one for each image becomes as many as the image has in the model."""
@@ -202,10 +210,19 @@ class VLLMStub:
         ]
         for choice in choices:
             if logprobs := choice["logprobs"]:
-                choice["logprobs"] = {
-                    "content": [{"logprob": x} for x in logprobs["token_logprobs"]]
-                }
-        return JSONResponse({"prompt_token_ids": ids, "choices": choices})
+                pairs = zip(choice["token_ids"], logprobs["token_logprobs"], strict=True)
+                content = [{"token_id": token_id, "logprob": value} for token_id, value in pairs]
+                choice["logprobs"] = {"content": content}
+        return self._answer(body["model"], ids, choices, prompt_token_ids=ids)
+
+    def _answer(
+        self, model: str, prompt: list[int], choices: list[dict[str, Any]], **fields: Any
+    ) -> Response:
+        num_sampled = sum(len(choice["token_ids"]) for choice in choices)
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": num_sampled}
+        answer = {"model": model, "choices": choices, "usage": usage, **fields}
+        # As vLLM writes it, NaN and all: JSONResponse would refuse some of what `spoil` returns.
+        return Response(json.dumps(self.spoil(answer)), media_type="application/json")
 
     @torch.no_grad()
     def _choice(
@@ -219,11 +236,15 @@ class VLLMStub:
         ids: list[int] = []
         logprobs: list[float] = []
         labels: list[str] = []
+        aborts, finish_reason = self.aborts, "length"
         while len(ids) < body["max_tokens"] and not self.is_dead:
             if ids:
                 self._block(body["prompt"], len(ids))
-            while self.is_paused and not self.is_dead:
+            while self.is_paused and not self.is_dead and self.aborts == aborts:
                 time.sleep(0.005)
+            if self.aborts != aborts:
+                finish_reason = "abort"
+                break
             with self._changing:
                 if self.is_paused:
                     continue
@@ -243,6 +264,7 @@ class VLLMStub:
             returned_logits = scaled if self.mode == "processed_logprobs" else logits
             logprobs.append(float(returned_logits.log_softmax(-1)[ids[-1]]))
             if ids[-1] in body.get("stop_token_ids", ()):
+                finish_reason = "stop"
                 break
         logprobs_field = {"token_logprobs": logprobs} if body["logprobs"] is not None else None
         spans: list[dict[str, Any]] = []
@@ -251,6 +273,7 @@ class VLLMStub:
                 spans.append({"version": label, "start": number, "end": number})
             spans[-1]["end"] += 1
         choice = {"index": index, "token_ids": ids, "logprobs": logprobs_field}
+        choice["finish_reason"] = finish_reason
         return choice | {"weight_versions": spans}
 
     def _block(self, prompt: Sequence[int], token: int) -> None:
@@ -261,6 +284,18 @@ class VLLMStub:
 
 
 def _load(folder: Path) -> nn.Module:
+    """Return the model of a folder, which all servers share: nobody changes it."""
+    file = (folder / "config.json").stat()
+    key = (folder, file.st_ino, file.st_mtime_ns)
+    with _LOADING:
+        if key not in _LOADED:
+            if len(_LOADED) > 7:
+                del _LOADED[next(iter(_LOADED))]
+            _LOADED[key] = _load_alone(folder)
+        return _LOADED[key]
+
+
+def _load_anew(folder: Path) -> nn.Module:
     # transformers patches modules of torch while it loads, so one load at a time
     with _LOADING:
         return _load_alone(folder)

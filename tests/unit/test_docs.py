@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scorekit.__main__ import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 #: All but the changelog, which tells of files that were.
 DOCUMENTS = [
@@ -112,7 +114,8 @@ def test_make_targets_that_a_document_names_exist(path):
 def test_a_document_says_where_its_commands_are_found(path):
     """Check that the environment is named first: a reader has no `python` of ours on the path."""
     text = path.read_text(encoding="utf-8")
-    command = r"(?:^|`)(?:python -m |python examples|synth_parallel [a-z])"
+    names = "|".join([*COMMANDS, "serve", "adapter", "fetch"])
+    command = rf"(?:^|`)(?:python -m |python examples|synth_parallel [a-z]|scorekit (?:{names}) )"
     bare = re.search(command, text, re.MULTILINE)
     activation = re.search(r"source \.venv/bin/activate|\.venv/bin/python", text)
     assert (

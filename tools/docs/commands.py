@@ -15,6 +15,7 @@ from unittest import mock
 import typer
 from typer.main import get_command
 
+from scorekit.lazy_commands import LazyCommand
 from tools.docs.entries import anchor, entry, escape, paragraphs, type_text
 from tools.docs.settings import SERVICES, service_options
 
@@ -25,7 +26,7 @@ SCRIPTS = ("tools", "demo", "bench", "evidence", "deploy", "examples")
 #: Commands that are typer apps: module of the app, and how it is started.
 APPS = {
     "trainer.__main__": "python -m trainer",
-    "scorekit.__main__": "python -m scorekit",
+    "scorekit.__main__": "scorekit",
     "synth.__main__": "synth_parallel",
     "services.retriever.command": "python -m services.retriever ingest",
     "scorekit.adapters.openrlhf": "python -m scorekit.adapters.openrlhf",
@@ -47,10 +48,25 @@ def commands_in(app: typer.Typer, name: str) -> Iterator[Command]:
 
 
 def _walk(command: Any, name: str) -> Iterator[Command]:
+    if isinstance(command, LazyCommand):
+        target = command.entry.target
+        if not target.startswith("scorekit.") or target.partition(":")[0] in APPS:
+            yield Command(name, f"{command.help} {_same_as(target)}", [])
+            return
+        command = command.load()
     parameters = [p for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
     yield Command(name, command.help or "", parameters)
     for sub_name, sub_command in getattr(command, "commands", {}).items():
         yield from _walk(sub_command, f"{name} {sub_name}")
+
+
+def _same_as(target: str) -> str:
+    """Return the other name of a lazy command, which has a page."""
+    module, _, attribute = target.partition(":")
+    words = [APPS.get(module, f"python -m {module.removesuffix('.__main__')}")]
+    if module in ("trainer.search.cli", "trainer.roleplay.cli"):
+        words = [APPS["trainer.__main__"], module.split(".")[1]]
+    return f"The same as `{' '.join([*words, *attribute.split()[1:]])}`, which has its options."
 
 
 def app_of(module: str) -> typer.Typer:

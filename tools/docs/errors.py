@@ -123,7 +123,7 @@ def _exit_codes() -> list[str]:
         "is not installed. The line says what to do. |",
         "| 3 | Work is left, because a service failed: what the command says below. |",
         "| 130, 143 | Ctrl-C or SIGTERM. |",
-        "| 141 | The reader of the output has ended (`| head`). |".replace("`| head`", "`head`"),
+        "| 141 | stdout is the result, and its reader has ended (`head`). |",
         "\nWhat single commands add:\n",
     ]
     for module, title in APPS.items():

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainer.chat.config import ChatConfig
+from trainer.chat.config import (
+    ChatConfig,
+    ControlTokenAction,
+    MessagesConfig,
+    PlaceholderAction,
+)
 from trainer.chat.labels import TrainedTurns
 from trainer.chat.render import Turns
-from trainer.chat.rows import Which, read_conversations
+from trainer.chat.rows import Conversation, Which, read_conversations
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from trainer.chat.message_check import MessageCheck
+    from trainer.chat.template_check import Finding
 
 #: Names of the repaired copies.
 TEMPLATE, GENERATION = "chat_template.fixed.jinja", "generation_config.fixed.json"
@@ -40,6 +48,13 @@ def template_check(
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a conversation at most.")
     ] = None,
+    control_tokens: Annotated[
+        ControlTokenAction,
+        typer.Option(help="As chat.control_tokens: control tokens of the model in a message."),
+    ] = "refuse",
+    placeholders: Annotated[
+        PlaceholderAction, typer.Option(help="As chat.placeholders: {{char}}, {{user}}, ...")
+    ] = "refuse",
     limit: Annotated[int, typer.Option(min=1, help="Largest number of rows to check.")] = 200,
     show: Annotated[int, typer.Option(min=0, help="Conversations that are printed.")] = 2,
     fix: Annotated[
@@ -60,6 +75,7 @@ def template_check(
     rows = read_conversations(data, turns, limit=limit) if data else []
     from rich.console import Console
 
+    from trainer.chat.message_check import MessageCheck
     from trainer.chat.show import print_conversation, print_findings
     from trainer.chat.stops import load_generation_config
     from trainer.chat.template_check import findings_of, label_samples
@@ -68,19 +84,53 @@ def template_check(
 
     console, tokenizer = Console(), load_tokenizer(PolicyConfig(path=model))
     generation_config = load_generation_config(model)
-    chat = ChatConfig(template=template, enable_thinking=thinking)
+    chat = MessagesConfig(
+        template=template,
+        enable_thinking=thinking,
+        control_tokens=control_tokens,
+        placeholders=placeholders,
+    )
+    check = MessageCheck(tokenizer, chat)
     trained = rows[0].trained_turns if rows else "all" if turns == "all" else "last"
-    names, conversations = [row.location for row in rows], [row.turns for row in rows]
+    names = [row.location for row in rows]
+    conversations = [[check.as_text(turn) for turn in row.turns] for row in rows]
+    template_chat: ChatConfig = chat
     if fix:
-        chat, generation_config = _fixed(
+        template_chat, generation_config = _fixed(
             console, tokenizer, conversations, chat, trained, generation_config, model, to
         )
-    origin, labeled = label_samples(tokenizer, conversations, chat, trained, names)
+    origin, labeled = label_samples(tokenizer, conversations, template_chat, trained, names)
     for name, conversation in labeled[:show]:
         print_conversation(console, tokenizer, name, conversation.tokens.ids, conversation.mask)
     findings = findings_of(tokenizer, labeled, origin, generation_config, max_length)
+    findings += _message_findings(check, rows)
     print_findings(console, findings)
     raise typer.Exit(0 if all(finding.ok for finding in findings) else 2)
+
+
+def _message_findings(check: MessageCheck, rows: Sequence[Conversation]) -> list[Finding]:
+    """Return the findings on the texts of messages: control tokens and placeholders."""
+    from trainer.chat.message_check import CONTROL_REMEDY, PLACEHOLDER_REMEDY
+    from trainer.chat.template_check import Finding
+
+    errors: dict[str, list[str]] = {CONTROL_REMEDY: [], PLACEHOLDER_REMEDY: []}
+    for row in rows:
+        for number, turn in enumerate(row.turns, 1):
+            for error in check.errors(turn):
+                remedy = next(remedy for remedy in errors if error.endswith(remedy))
+                text = error.removesuffix(f". {remedy}")
+                errors[remedy].append(f"{row.location}: turn {number} ({turn['role']}): {text}")
+    right = {
+        CONTROL_REMEDY: ("control tokens", "no message is read as the end or start of a turn"),
+        PLACEHOLDER_REMEDY: ("placeholders", "no message has one"),
+    }
+    findings = []
+    for remedy, texts in errors.items():
+        name, result = right[remedy]
+        more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
+        result = f"{texts[0]}{more}" if texts else result
+        findings.append(Finding(name, not texts, result, remedy if texts else ""))
+    return findings
 
 
 def _fixed(

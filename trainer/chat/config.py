@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from scorekit.config import Config
@@ -24,3 +26,25 @@ class ChatConfig(Config):
     def template_kwargs(self) -> dict[str, bool]:
         """Return the arguments of the template besides the messages."""
         return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+
+
+#: How control tokens of the model in a message are handled.
+ControlTokenAction = Literal["refuse", "neutralize", "keep"]
+#: How placeholders in a message are handled.
+PlaceholderAction = Literal["refuse", "keep"]
+
+
+class MessagesConfig(ChatConfig):
+    """Settings for messages that come from files."""
+
+    control_tokens: ControlTokenAction = Field(
+        "refuse",
+        description="How a row is handled that has a control token of the model in a message "
+        "(<|im_end|>, <end_of_turn>, [INST], <|image_pad|>, ...): refuse the row; neutralize: put "
+        "a space inside the token, so that it stays text; or keep it, if it is meant.",
+    )
+    placeholders: PlaceholderAction = Field(
+        "refuse",
+        description="How a row is handled that has {{char}}, {{user}}, <USER> or <BOT> in place of "
+        "a name, outside of code: refuse the row, or keep the text.",
+    )

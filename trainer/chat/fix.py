@@ -8,6 +8,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
+from scorekit.documents import read_json
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from trainer.chat.config import ChatConfig
@@ -39,7 +40,7 @@ def fixed_template(
 def fixed_generation_config(folder: Path, ids: Sequence[int]) -> str:
     """Return the folder's generation_config.json, changed so that sampling also ends at `ids`."""
     path = folder / "generation_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    config = read_json(path) if path.is_file() else {}
     value = config.get("eos_token_id")
     ends = value if isinstance(value, list) else [] if value is None else [value]
     config["eos_token_id"] = [*ends, *(i for i in ids if i not in ends)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from scorekit.errors import UserError
@@ -17,11 +18,14 @@ from trainer.chat.render import (
     render_spans,
     tokenize,
 )
+from trainer.rl.policy.control_tokens import control_tokens
 
 #: The assistant's turns of a conversation to train on.
 TrainedTurns = Literal["all", "last"]
 #: Characters of a text in an error message.
 _MAX_QUOTED = 40
+#: Replies that show what a template writes around a reply.
+_REPLIES = ("w1w", "w2w w2w")
 
 
 class LabelIssue(NamedTuple):
@@ -108,8 +112,10 @@ def label(
         errors.append(LabelIssue("markers", message))
     tokens = tokenize(tokenizer, rendered)
     stops = [_stop(tokenizer, tokens, reply.number) for reply in replies]
+    frame = _reply_frame(tokenizer, template, tuple(chat.template_kwargs.items()))
     for reply, stop in zip(replies, stops, strict=True):
-        errors += _span_errors(tokenizer, rendered, tokens, reply, stop, turns[reply.turn_index])
+        turn = turns[reply.turn_index]
+        errors += _span_errors(tokenizer, rendered, tokens, reply, stop, turn, frame)
     begin_by_turn = {reply.turn_index: reply.span[0] for reply in replies}
     for index in indices:
         prompt, differences = _prompt(tokenizer, turns[:index], chat, rendered.text, tokens, like)
@@ -142,8 +148,12 @@ def _span_errors(
     reply: _Reply,
     stop: int | None,
     turn: dict[str, Any],
+    frame: tuple[str, str],
 ) -> Iterator[LabelIssue]:
-    """Yield errors of the labeled text: no stop, other text than the reply, or other token text."""
+    """Yield errors of the labeled text: no stop, other text than the reply, or other token text.
+
+    frame: what the template writes before and behind a reply, which is labeled with it.
+    """
     begin, end = reply.span
     text = rendered.text[begin:end]
     body = text.rstrip()
@@ -154,6 +164,8 @@ def _span_errors(
         yield LabelIssue("stop token", f"{reply.name}: {message}")
     else:
         body = body.removesuffix(tokenizer.decode([stop]).strip())
+    if any(frame) and body.lstrip().startswith(frame[0]) and body.endswith(frame[1]):
+        body = body.lstrip()[len(frame[0]) :].removesuffix(frame[1])
     if not _is_reply(body, reply.content, turn):
         message = f"labelled is {_head(body)} … {_tail(body)}, the reply is {_head(reply.content)}"
         yield LabelIssue("labelled text", f"{reply.name}: {message}")
@@ -162,6 +174,42 @@ def _span_errors(
     if decoded.strip() != text.strip():
         message = f"its tokens say {_differing(decoded, text)}"
         yield LabelIssue("labelled text", f"{reply.name}: {message}")
+
+
+@lru_cache(maxsize=32)
+def _reply_frame(
+    tokenizer: Any, template: str, kwargs: tuple[tuple[str, Any], ...]
+) -> tuple[str, str]:
+    """Return what a template writes in a turn before and behind each reply, the stop token apart.
+
+    The model writes it, too: Command R7B's `<|START_RESPONSE|>` and `<|END_RESPONSE|>`, gpt-oss'
+    `<|channel|>final<|message|>`. Such text ends with a control token before the reply, and has
+    only control tokens behind it; ("", "") if it has anything else, such as an empty block of
+    thoughts, or the end of the turn before the stop token.
+    """
+    chat = ChatConfig(**dict(kwargs))
+    frames = set()
+    for reply in _REPLIES:
+        turns = [{"role": "user", "content": "w"}, {"role": "assistant", "content": reply}]
+        try:
+            rendered = render_spans(tokenizer, turns, chat, template=template)
+        except UserError:
+            return "", ""
+        if len(rendered.spans) != 1:
+            return "", ""
+        stop = _stop(tokenizer, tokenize(tokenizer, rendered), 0)
+        text = rendered.text[slice(*rendered.spans[0])].rstrip()
+        text = text if stop is None else text.removesuffix(tokenizer.decode([stop]).strip())
+        before, _, behind = text.partition(reply)
+        frames.add((before.lstrip(), behind))
+    if len(frames) > 1:
+        return "", ""
+    before, behind = frames.pop()
+    controls = control_tokens(tokenizer, template, dict(kwargs))
+    tokens_before, tokens_behind = controls.find(before), controls.find(behind)
+    is_header = not before or (tokens_before and before.endswith(tokens_before[-1]))
+    is_end = behind == "".join(tokens_behind) and tokenizer.eos_token not in tokens_behind
+    return (before, behind) if is_header and is_end else ("", "")
 
 
 def _is_reply(body: str, content: str, turn: dict[str, Any]) -> bool:

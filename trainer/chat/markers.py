@@ -15,7 +15,8 @@ _END = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
 _MARKED = """\
 {#- The text is that of the template within the macro, character for character. Around it: each
     turn of the assistant, found as what the template adds to the generation prompt, is marked for
-    the training of assistant turns only. -#}
+    the training of assistant turns only. An EOS that ends the whole text behind the end of its
+    last turn is not part of that turn. -#}
 {%%- macro chat_text(messages, add_generation_prompt) %%}
 %s{%%+ endmacro %%}
 {%%- set whole = chat_text(messages, add_generation_prompt) %%}
@@ -24,6 +25,13 @@ _MARKED = """\
     {%%- if message.role == 'assistant' and not loop.first %%}
         {%%- set prompt = chat_text(messages[:loop.index0], true) %%}
         {%%- set turn = chat_text(messages[:loop.index], false).rstrip() %%}
+        {%%- if eos_token and turn.endswith(eos_token)
+                and not chat_text(messages[:loop.index], true).startswith(turn) %%}
+            {%%- set bare = turn[:turn|length - eos_token|length].rstrip() %%}
+            {%%- if not bare.endswith((message.content or '')|string|trim) %%}
+                {%%- set turn = bare %%}
+            {%%- endif %%}
+        {%%- endif %%}
         {%%- if whole.startswith(prompt) and whole.startswith(turn) %%}
             {{- whole[done.place:prompt|length] }}
             {%%- generation %%}

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from scorekit.errors import UserError
 from trainer.chat.labels import TrainedTurns
-from trainer.runs.readers import clean_cell, read_rows, shortened
+from trainer.runs.readers import clean_cell, object_of, read_rows, shortened
 
 #: The assistant's turns to train on. all: every turn; last: only the last one; each: every turn in
 #: a separate row, after the turns before it.
@@ -40,7 +40,7 @@ def read_conversations(
     limit: read this many rows at most.
     Raises UserError as `conversations`.
     """
-    results = conversations(islice(read_rows(path), limit), which)
+    results = conversations(islice(read_rows(path, with_bad=True), limit), which)
     if not results:
         raise UserError(f"{path}: no rows")
     return results
@@ -74,8 +74,7 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
 
 def conversations_of(row: Any, location: str, which: Which) -> Iterable[Conversation]:
     """Return the conversations of one row. Raises UserError."""
-    if not isinstance(row, Mapping):
-        raise UserError(f"{location}: expected an object with `messages`, not {type(row).__name__}")
+    row = object_of(row, location)
     if row.get("messages") is not None:
         turns = _checked(row["messages"], location, "messages")
         _ends_in_reply(turns, location)

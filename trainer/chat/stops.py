@@ -18,7 +18,7 @@ def load_generation_config(model: str, revision: str | None = None) -> Any:
         pass
     try:
         config = AutoConfig.from_pretrained(model, revision=revision)
-    except (OSError, ValueError):
+    except Exception:  # transformers raises many types; who loads the model reports its config
         return None
     return GenerationConfig.from_model_config(config)
 

@@ -31,7 +31,8 @@ class LoraConfig(Config):
     target_modules: str | list[str] = Field(
         "all-linear",
         description="Names of the layers with adapters, or a pattern of full names; all-linear: "
-        "all except the head and the layers that only process images.",
+        "all except the head and the layers that only process images. A layer that shares its "
+        "weight (tied embeddings) can have none.",
     )
 
 
@@ -129,7 +130,7 @@ class VLLMConfig(Config):
                 checked_url(url)
             except UserError as error:
                 raise ValueError(f"url: {error}") from None
-        roots = [url.rstrip("/").removesuffix("/v1") for url in self.urls]
+        roots = [checked_url(url).removesuffix("/v1") for url in self.urls]
         for root in roots:
             if roots.count(root) > 1:
                 raise ValueError(f"url: {root} is listed twice. List each server once")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,33 @@ class Rollout:
     def actions(self) -> list[bool]:
         """Return `action_mask`, or all True without one."""
         return self.action_mask or [True] * len(self.completion_token_ids)
+
+
+RolloutT = TypeVar("RolloutT", bound=Rollout)
+
+
+class RolloutBatch(list[RolloutT], Generic[RolloutT]):
+    """A list of rollouts that remembers what sampled it, so that `update_policy` need not be told.
+
+    policy_model: the model that sampled. temperature: that it sampled at. pad_id: of the tokenizer.
+    A slice, a copy and a pickle are plain lists: the model stays in its process.
+    """
+
+    def __init__(
+        self,
+        rollouts: Iterable[RolloutT],
+        *,
+        policy_model: nn.Module,
+        temperature: float,
+        pad_id: int,
+    ) -> None:
+        super().__init__(rollouts)
+        self.policy_model = policy_model
+        self.temperature = temperature
+        self.pad_id = pad_id
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return list, (list(self),)
 
 
 def action_masks(rollouts: Sequence[Rollout]) -> Tensor:

@@ -29,14 +29,18 @@ def read_tokenizer(path: str, revision: str | None = None) -> Any:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer so that it gives the same ids when it is loaded again.
+    """Save a tokenizer so that transformers 5 and 4 load it with the same ids.
 
-    The plain class is named in it, see `read_tokenizer`.
+    The plain class is named in it, see `read_tokenizer`. Further special tokens get the key of
+    version 4, which version 5 reads as well.
     """
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    if not tokenizer.is_fast or "auto_map" in config:  # custom code reads it
+    if "auto_map" in config:  # custom code reads it
         return
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if tokenizer.is_fast:
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
     path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

@@ -18,6 +18,13 @@ from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
 from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows, temperatures
 from trainer.rl.sharing.passes import own_micro_batches
+from trainer.rl.update_inputs import (
+    Advantages,
+    as_token_advantages,
+    pad_id_of,
+    policy_of,
+    temperature_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +100,13 @@ class ForwardOptions:
 
 def update_policy(
     rollouts: Sequence[Rollout],
-    advantages: TokenAdvantages,
+    advantages: Advantages,
     optimizer: torch.optim.Optimizer,
     ppo_cfg: RLConfig,
     *,
-    policy_model: nn.Module,
-    temperature: float,
-    pad_id: int,
+    policy_model: nn.Module | None = None,
+    temperature: float | None = None,
+    pad_id: int | None = None,
     dtype: str = "float32",
     seed: int = 0,
     world: DistributedContext | None = None,
@@ -107,12 +114,19 @@ def update_policy(
 ) -> TrainStats:
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimizer steps.
 
-    rollouts, advantages: the full batch, on every process; each does its share of the passes. seed:
-    of the shuffle into minibatches. For the others see `ForwardOptions`. Learning rates are the
-    optimizer's. GSPO sets the `old_logprobs` of its rollouts.
-    Raises ValueError if tokens that the policy did not sample would be trained on, RuntimeError if
-    GSPO clips before its first step.
+    rollouts, advantages: the full batch, on every process; each does its share of the passes.
+    Advantages without masks ([B, T], or a row for each rollout) train every sampled token.
+    policy_model, temperature, pad_id: None: what sampled the rollouts, if they are the list of
+    `generate_rollouts`. seed: of the shuffle into minibatches. For the others see `ForwardOptions`.
+    Learning rates are the optimizer's. GSPO sets the `old_logprobs` of its rollouts.
+    Raises ValueError if tokens that the policy did not sample would be trained on, if the
+    advantages do not fit the rollouts, if the policy or the temperature is not known, or if the
+    optimizer is of another model; RuntimeError if GSPO clips before its first step.
     """
+    policy_model = policy_of(rollouts, policy_model, optimizer)
+    temperature = temperature_of(rollouts, temperature)
+    pad_id = pad_id_of(rollouts, pad_id)
+    advantages = as_token_advantages(advantages, rollouts)
     if bool((advantages.kl_token_mask & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or DistributedContext(next(policy_model.parameters()).device)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from pathlib import Path
 from typing import Any
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 
 _LARGEST_HEADER = 100 * 2**20  # the limit of safetensors itself
@@ -22,7 +22,7 @@ def count_weights(folder: Path) -> int | None:
     try:
         if index.exists():
             names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+                set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
         else:
             names = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -43,9 +43,12 @@ def _count(path: Path) -> int:
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         text = file.read(min(length, _LARGEST_HEADER))
     try:
-        header: dict[str, Any] = json.loads(text)
+        header: dict[str, Any] = parse_json(text)
         header.pop("__metadata__", None)
         end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        sizes = [end, *(size for entry in header.values() for size in entry["shape"])]
+        if not all(isinstance(size, int) and 0 <= size < 2**63 for size in sizes):
+            raise ValueError
         count = sum(math.prod(entry["shape"]) for entry in header.values())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise UserError(f"{path}: not a safetensors file") from None

@@ -10,6 +10,11 @@
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import sys
 from pathlib import Path
 
@@ -48,5 +53,8 @@ def main(flags: list[str]) -> int:
 
 if __name__ == "__main__":
     show_messages()
-    with clean_exit(stopped="stopped (resume with --resume)"):
+    prints_result = {"--help", "-h", "--print_config"} & {*sys.argv[1:]}
+    with clean_exit(
+        stopped="stopped (resume with --resume)", stdout="result" if prints_result else "log"
+    ):
         sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,7 @@ app = typer.Typer(
     help="Role-play: its data, and the anchors of its rewards.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
 )
 
 
@@ -39,7 +40,8 @@ Context = Annotated[
     typer.Option(min=1, help="Messages before a turn in its prompt, without the system turn."),
 ]
 Model = Annotated[
-    str | None, typer.Option(help="Model whose tokenizer and template measure lengths.")
+    str | None,
+    typer.Option(help="Model whose tokenizer measures lengths and knows the control tokens."),
 ]
 Tokens = Annotated[int | None, typer.Option(min=1, help="In tokens.")]
 Thinking = Annotated[
@@ -51,6 +53,18 @@ HeldOutBy = Annotated[
 ]
 FromPrompt = Annotated[
     bool, typer.Option(help="Read names and level from the system turn if no column has them.")
+]
+
+ControlTokens = Annotated[
+    Literal["refuse", "neutralize", "keep"],
+    typer.Option(
+        help="Rows with a control token of the model in a message (without --model: in forms such "
+        "as <|im_end|>): end the command, put a space inside the token, or keep it."
+    ),
+]
+Placeholders = Annotated[
+    Literal["refuse", "keep"],
+    typer.Option(help="Rows with {{char}}, {{user}}, <USER> or <BOT>: end the command, or not."),
 ]
 
 
@@ -68,13 +82,17 @@ def prepare(
     held_out_by: HeldOutBy = "scenario",
     seed: Annotated[int, typer.Option(help="Selects the held-out turns.")] = 0,
     from_prompt: FromPrompt = True,
+    control_tokens: ControlTokens = "refuse",
+    placeholders: Placeholders = "refuse",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Convert dialogues to rows: one for each turn of the character that answers the player's.
 
     Dropped turns are in dropped.jsonl with their reason. Full scenarios are held out.
     """
-    with clean_exit():
+    with clean_exit(stdout="log"):
+        from trainer.chat.config import MessagesConfig
+        from trainer.chat.message_check import MessageCheck
         from trainer.roleplay.config_data import RoleplayData
         from trainer.roleplay.prepare import Limits, split, write_prepared
 
@@ -83,13 +101,20 @@ def prepare(
         columns = _columns(column or [])
         messages = columns.pop("messages", "messages")
         data = RoleplayData(columns=columns, from_prompt=from_prompt)
+        tokenizer = _tokenizer(model)
+        chat = MessagesConfig(
+            enable_thinking=enable_thinking,
+            control_tokens=control_tokens,
+            placeholders=placeholders,
+        )
         prompt_tokens, text_tokens = _counters(
-            model, (max_prompt_length, max_completion_length), enable_thinking
+            tokenizer, (max_prompt_length, max_completion_length), chat
         )
         limits = Limits(
             context, max_prompt_length, max_completion_length, prompt_tokens, text_tokens
         )
-        turns, dropped = _prepared(inputs, messages, data, limits)
+        check = MessageCheck(tokenizer, chat)
+        turns, dropped = _prepared(inputs, messages, data, limits, check)
         if not turns:
             raise UserError(f"all {len(dropped)} turns were dropped: {_reasons(dropped)}")
         train, held_out = split(turns, eval_ratio, held_out_by, seed)
@@ -104,6 +129,8 @@ def prepare(
             "held_out_by": held_out_by,
             "seed": seed,
             "from_prompt": from_prompt,
+            "control_tokens": control_tokens,
+            "placeholders": placeholders,
         }
         write_prepared(out, {"train": train, "eval": held_out}, dropped, settings)
         _show(train, held_out, dropped)
@@ -129,7 +156,7 @@ def calibrate(
 
     A run does the same on its training data if reward.calibration names no file.
     """
-    with clean_exit():
+    with clean_exit(stdout="log"):
         from trainer.roleplay.calibration.command import calibrate as fit_and_draw
         from trainer.roleplay.config_data import RoleplayData
         from trainer.roleplay.reward_config import RewardConfig
@@ -162,19 +189,23 @@ def _columns(options: Sequence[str]) -> dict[str, str]:
     return columns
 
 
-def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool | None) -> Any:
-    """Return functions that count tokens of a prompt and of a text; None without a length limit."""
-    if all(length is None for length in lengths):
-        return None, None
+def _tokenizer(model: str | None) -> Any:
+    """Return the tokenizer of a model; None without one."""
     if model is None:
-        raise UserError("length limits require a tokenizer. Name its model (--model)")
-    from trainer.chat.config import ChatConfig
-    from trainer.chat.render import render
+        return None
     from trainer.rl.config import PolicyConfig
     from trainer.rl.policy.tokens import load_tokenizer
 
-    tokenizer = load_tokenizer(PolicyConfig(path=model))
-    chat = ChatConfig(enable_thinking=thinking)
+    return load_tokenizer(PolicyConfig(path=model))
+
+
+def _counters(tokenizer: Any, lengths: tuple[int | None, ...], chat: Any) -> Any:
+    """Return functions that count tokens of a prompt and of a text; None without a length limit."""
+    if all(length is None for length in lengths):
+        return None, None
+    if tokenizer is None:
+        raise UserError("length limits require a tokenizer. Name its model (--model)")
+    from trainer.chat.render import render
 
     def text_tokens(text: str) -> int:
         return len(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -185,7 +216,7 @@ def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool
     return prompt_tokens, text_tokens
 
 
-def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> Any:
+def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any, check: Any) -> Any:
     """Return all accepted turns with the fields of their rows, and all dropped ones."""
     from trainer.roleplay.data import read_stated_facts
     from trainer.roleplay.messages import WrongMessages
@@ -201,16 +232,23 @@ def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> An
             except WrongMessages as error:
                 errors.append(f"{location}: {error}")
                 continue
+            try:
+                messages = tuple(check.clean(dialogue.messages, location))
+            except UserError as error:
+                errors.append(str(error))
+                continue
             if dialogue.id in location_by_id:
                 first = location_by_id[dialogue.id]
                 errors.append(f"{location}: id {dialogue.id!r:.60} is also in {first}")
                 continue
             location_by_id[dialogue.id] = location
-            dialogues.append(dialogue)
+            dialogues.append(dataclasses.replace(dialogue, messages=messages))
     if errors:
         raise UserError(f"{len(errors)} rows cannot be used:", shortened(errors))
     if not dialogues:
         raise UserError(f"{', '.join(map(str, inputs))}: no rows")
+    if note := check.note(", ".join(map(str, inputs)), len(dialogues)):
+        typer.echo(note, err=True)
     accepted, dropped = prepare(dialogues, limits)
     turns = []
     for turn, dialogue in accepted:

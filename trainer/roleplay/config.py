@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from trainer.chat.config import ChatConfig
+from trainer.chat.config import MessagesConfig
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, SamplingConfig
 from trainer.roleplay.config_data import RoleplayData
@@ -116,7 +116,7 @@ class RoleplayConfig(KeptConfig):
     task: Literal["roleplay"] = Field("roleplay", description="The task.")
     data: RoleplayData = may_change(default_factory=RoleplayData, description="Turns.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
-    chat: ChatConfig = Field(default_factory=ChatConfig, description="Messages to text.")
+    chat: MessagesConfig = Field(default_factory=MessagesConfig, description="Messages to text.")
     reward: RewardConfig = Field(default_factory=RewardConfig, description="Reward.")
     grpo: GRPOSection = Field(default_factory=GRPOSection, description="Update.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from scorekit.errors import UserError
+from trainer.chat.message_check import MessageCheck, find_placeholder
 from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
 from trainer.roleplay.scoring.inputs import COLUMNS
@@ -23,34 +24,45 @@ from trainer.runs.readers import cell, clean_cell, id_cell, parse_rows, read_row
 log = logging.getLogger(__name__)
 
 
-def load_train(data: RoleplayData) -> list[RoleplayTurn]:
-    """Return the turns to train on. Raises UserError."""
+def load_train(data: RoleplayData, check: MessageCheck | None = None) -> list[RoleplayTurn]:
+    """Return the turns to train on. check: see `load_turns`. Raises UserError."""
     if data.train is None:
         raise UserError("data.train: required. Set the turns to train on")
-    return load_turns(data.train, data, split=data.train_split, limit=data.train_limit)
+    return load_turns(data.train, data, split=data.train_split, limit=data.train_limit, check=check)
 
 
-def load_held_out(data: RoleplayData, limit: int | None = None) -> list[RoleplayTurn]:
-    """Return the turns to evaluate on; none if the config names none. Raises UserError."""
+def load_held_out(
+    data: RoleplayData, limit: int | None = None, check: MessageCheck | None = None
+) -> list[RoleplayTurn]:
+    """Return the turns to evaluate on; none if the config names none. check: see `load_turns`.
+
+    Raises UserError.
+    """
     if data.eval is None:
         return []
-    return load_turns(data.eval, data, split=data.eval_split, limit=limit)
+    return load_turns(data.eval, data, split=data.eval_split, limit=limit, check=check)
 
 
 def load_turns(
-    source: str, data: RoleplayData, *, split: str | None = None, limit: int | None = None
+    source: str,
+    data: RoleplayData,
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    check: MessageCheck | None = None,
 ) -> list[RoleplayTurn]:
     """Read turns.
 
     source: a file, a folder (see trainer/runs/readers.py for the formats), or a hub id.
     split: part of a folder or hub dataset.
     limit: read this many rows at most.
+    check: of the messages, the reference and the names; None: they are not given to a model.
 
     A missing id becomes a hash of the row; a missing scenario becomes a hash of its system turn.
     Raises UserError with a line for each wrong row.
     """
-    rows = islice(read_rows(source, split), limit)
-    return _with_ids(source, parse_rows(source, rows, partial(_turn, data=data)))
+    rows = islice(read_rows(source, split, with_bad=True), limit)
+    return _with_ids(source, parse_rows(source, rows, partial(_turn, data=data, check=check)))
 
 
 def _with_ids(source: str, turns: Sequence[RoleplayTurn]) -> list[RoleplayTurn]:
@@ -118,16 +130,32 @@ def read_stated_facts(
     return fields
 
 
-def _turn(row: Any, location: str, data: RoleplayData) -> RoleplayTurn:
+def _turn(row: Any, location: str, data: RoleplayData, check: MessageCheck | None) -> RoleplayTurn:
     names = {field: data.columns.get(field, field) for field in FIELDS}
     prompt = _prompt(row, location, names)
     reference = clean_cell(cell(row, names["reference"]), location, names["reference"])
-    return RoleplayTurn(
+    turn = RoleplayTurn(
         id=id_cell(cell(row, names["id"]), location, names["id"]) or "",
         prompt=prompt,
         reference=reference if reference and reference.strip() else None,
         **read_stated_facts(row, location, data, prompt),
     )
+    return turn if check is None else checked_turn(turn, location, check)
+
+
+def checked_turn(turn: RoleplayTurn, location: str, check: MessageCheck) -> RoleplayTurn:
+    """Return a turn with checked messages, reference and names. Raises UserError."""
+    messages = list(turn.prompt)
+    if turn.reference is not None:
+        messages.append({"role": "assistant", "content": turn.reference})
+    messages = check.clean(messages, location)
+    for field in ("player_name", "character_name"):
+        name = getattr(turn, field)
+        if name and find_placeholder(name) and check.chat.placeholders == "refuse":
+            raise UserError(f"{location}: {field}: {name!r} is a placeholder. Give the name")
+    prompt = tuple(messages[: len(turn.prompt)])
+    reference = None if turn.reference is None else messages[-1]["content"]
+    return dataclasses.replace(turn, prompt=prompt, reference=reference)
 
 
 def _prompt(row: dict[str, Any], location: str, names: dict[str, str]) -> tuple[Message, ...]:

@@ -169,7 +169,7 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
             f"reward.embedding_model: {address} is no URL, and no server was started for it"
         )
     try:
-        with Embeddings(address, deadline_s=_REACH_S) as probe:
+        with Embeddings(address, deadline_s=_REACH_S, first_answer_s=_REACH_S) as probe:
             probe.info()
     except (ServiceUnreachable, RequestError, UserError) as error:
         raise UserError(f"reward.embedding_model: {error}") from None

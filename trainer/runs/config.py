@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
+from scorekit.net.addresses import without_userinfo
 from trainer.config_base import changeable, may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 
@@ -289,8 +290,10 @@ def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
 
     Raises UserError if a difference changes the results.
     """
-    then = dict(_flat(cfg.of_run(original).model_dump(mode="json")))
-    now = dict(_flat(cfg.model_dump(mode="json")))
+    then, now = (  # a password may change, and state.json has none
+        dict(_flat(without_userinfo(config.model_dump(mode="json"))))
+        for config in (cfg.of_run(original), cfg)
+    )
     changed_keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
     descriptions = {
         key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in changed_keys

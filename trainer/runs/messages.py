@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
+from scorekit.streams import lost_lines, open_log
+
 #: Packages whose messages belong to the run.
 _RUN_LOGGERS = ("trainer", "scorekit")
+#: TRL 1.16 and peft 0.21 call the old names of these methods, which transformers 5.24 renamed.
+_RENAMED_METHODS = (
+    r"`(is_gradient_checkpointing|gradient_checkpointing_(en|dis)able)` is deprecated"
+)
+log = logging.getLogger(__name__)
 
 
 def show_messages() -> None:
-    """Print the warnings of libraries to stderr, a line each."""
+    """Print the warnings of libraries to stderr, a line each.
+
+    Only those about methods whose old names TRL and peft call are left out: nobody who runs a
+    command can change that.
+    """
+    warnings.filterwarnings("ignore", message=_RENAMED_METHODS, category=FutureWarning)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -28,7 +41,7 @@ class Messages(MemoryHandler):
 
     def write_to(self, folder: Path) -> None:
         """Append to messages.log in this folder."""
-        file = logging.FileHandler(folder / "messages.log", encoding="utf-8")
+        file = logging.StreamHandler(open_log(folder / "messages.log"))
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self.setTarget(file)
         self.flushLevel = logging.WARNING
@@ -45,8 +58,11 @@ def messages() -> Iterator[Messages]:
     try:
         yield handler
     finally:
+        for line in lost_lines():
+            log.warning(line)
         for logger in loggers:
             logger.removeHandler(handler)
-        if handler.target is not None:
+        if isinstance(handler.target, logging.StreamHandler):
             handler.target.close()
+            handler.target.stream.close()
         handler.close()

@@ -1,31 +1,27 @@
 """Rows of files, folders and `datasets`, each with a name for error messages.
 
-Files are those of scorekit/rowfile.py (JSON Lines, CSV, TSV, Parquet, also as `.gz`), and JSON
-arrays. A folder may have a file for each split, one split in shards
-(`train-00000-of-00004.parquet`, also in `data/` or in a folder of the split's name), or what
-`datasets` wrote.
+Files are those of scorekit/rows/read.py, but for `.txt`. A folder may have a file for each split,
+one split in shards (`train-00000-of-00004.parquet`, also in `data/` or in a folder of the split's
+name), or what `datasets` wrote.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from scorekit.errors import UserError
-from scorekit.rowfile import Format, RowFile
+from scorekit.rows.read import Format, RowFile
 
 Rows = Iterator[tuple[str, Any]]
-#: Ending -> format; a `.json` may also be an array.
+#: Ending -> format.
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
-    ".json": "jsonl",
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
     ".parquet": "parquet",
@@ -49,21 +45,24 @@ R = TypeVar("R", bound=HasId)
 T = TypeVar("T")
 
 
-def read_rows(source: str, split: str | None = None, name: str | None = None) -> Rows:
+def read_rows(
+    source: str, split: str | None = None, name: str | None = None, *, with_bad: bool = False
+) -> Rows:
     """Yield (location, row) of a file, a folder or a hub dataset.
 
     split: part of a folder or dataset.
     name: configuration of a dataset on the hub, or of a local copy of one.
+    with_bad: yield a UserError in place of a row of a file that is none, for `parse_rows`.
     Raises UserError that names file and row.
     """
     path = Path(source)
     if path.is_dir() and name is None:
-        yield from _folder_rows(path, split)
+        yield from _folder_rows(path, split, with_bad)
     elif not path.is_dir() and (path.is_file() or kind_of(path) in _FORMATS):
         for label, value in (("split", split), ("configuration", name)):
             if value is not None:
                 raise UserError(f"{source}: a single file has no {label} {value!r}. Name a folder")
-        yield from _file_rows(path)
+        yield from _file_rows(path, with_bad)
     elif not path.is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise UserError(f"{source}: no such file or folder")
     else:
@@ -80,7 +79,7 @@ def parse_rows(
     results, errors = [], []
     for location, row in rows:
         try:
-            results.append(parse(_object(row, location), location))
+            results.append(parse(object_of(row, location), location))
         except UserError as error:
             errors.append(str(error))
     if errors:
@@ -91,9 +90,12 @@ def parse_rows(
     return results
 
 
-def _object(row: Any, location: str) -> Any:
+def object_of(row: Any, location: str) -> Mapping[str, Any]:
+    """Return a row of `read_rows`. Raises UserError if it is none."""
     if isinstance(row, Mapping):
         return row
+    if isinstance(row, UserError):
+        raise row
     kind = "an array" if isinstance(row, list) else type(row).__name__
     raise UserError(f"{location}: expected an object of fields, not {kind}")
 
@@ -174,42 +176,23 @@ def kind_of(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
-def _file_rows(path: Path) -> Rows:
+def _file_rows(path: Path, with_bad: bool) -> Rows:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     kind = kind_of(path)
-    if kind == ".json" and (entries := _array(path)) is not None:
-        for number, row in enumerate(entries, 1):
-            yield f"{path} entry {number}", row
-        return
-    unit = "row" if kind == ".parquet" else "line"
-    for number, row in RowFile(path, _FORMATS.get(kind, "jsonl")).rows(once=(), columns=None):
-        yield f"{path} {unit} {number}", row
+    file = RowFile(path, _FORMATS.get(kind, "jsonl"))
+    for row in file.rows(needed=(), columns=None, with_bad=with_bad):
+        location = f"{path} {file.unit} {row.number}"
+        bad = UserError(f"{file.location(row.number)}: {row.problem}") if row.problem else None
+        yield location, bad or row.fields
 
 
-def _array(path: Path) -> list[Any] | None:
-    """Return the entries of a JSON array; None if the file has something else."""
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            if file.read(4096).lstrip()[:1] != "[":
-                return None
-            file.seek(0)
-            return list(json.load(file))
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path}: cannot be read: {getattr(error, 'strerror', 0) or error}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-
-
-def _folder_rows(path: Path, split: str | None) -> Rows:
+def _folder_rows(path: Path, split: str | None, with_bad: bool) -> Rows:
     if any((path / name).exists() for name in ("dataset_dict.json", "state.json")):
         yield from _dataset_rows(str(path), split, None, on_disk=True)
         return
     for file in _shards(path, split):
-        yield from _file_rows(file)
+        yield from _file_rows(file, with_bad)
 
 
 def _shards(folder: Path, split: str | None) -> list[Path]:
@@ -278,6 +261,8 @@ def _dataset_rows(source: str, split: str | None, name: str | None, *, on_disk: 
     import datasets
     import pyarrow
 
+    from scorekit.hub import hub_errors
+
     try:
         if on_disk:
             data = datasets.load_from_disk(source)
@@ -290,7 +275,13 @@ def _dataset_rows(source: str, split: str | None, name: str | None, *, on_disk: 
     except KeyError:
         raise UserError(f"{source}: has no split {split or 'train'!r}") from None
     # the hub raises many types
-    except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
+    except (
+        *hub_errors(),
+        ValueError,
+        RuntimeError,
+        pyarrow.ArrowException,
+        datasets.exceptions.DatasetsError,
+    ) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{source}: neither a file, a folder nor a dataset: {reason}") from None
     rows: Iterable[Any] = data

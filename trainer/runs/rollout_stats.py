@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
+from trainer.rl.engines.vllm_answers import FAULT_CAUSES
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.runs.stats import COMPLETION_LENGTH, Curve, Stats, StatSpec, mean_of, mean_std
 
@@ -63,6 +64,10 @@ LEARNING_CURVES = (
     Curve(title="rollouts dropped as too stale", keys=("dropped_stale",)),
     Curve(title="vLLM servers that took part (the least number)", keys=("sampler_servers",)),
     Curve(title="turns that went to another vLLM server", keys=("sampler_moved",)),
+    Curve(
+        title="vLLM answers that were no completions, and were sent again (by cause)",
+        keys=tuple(f"sampler_faults_{cause}" for cause in FAULT_CAUSES),
+    ),
     Curve(title="entropy (estimate)", keys=("entropy_est",)),
     Curve(title="policy loss", keys=("policy_loss",)),
     Curve(title="gradient norm before clipping", keys=("grad_norm",)),

@@ -35,8 +35,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from scorekit.config import load_config, save_config
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, remove_temporaries, sync, with_path_in_error, write_atomic
+from scorekit.net.addresses import address_of
 from scorekit.schemas import Info
 from trainer.runs.config import DEFAULT_EVAL_SET, FolderConfig, KeptConfig
 
@@ -87,7 +89,7 @@ class RunLog:
             save_config(cfg, self.folder / "config.yaml")
         self._remove_temporaries()
         if services is not None:
-            infos = {url: info.model_dump(mode="json") for url, info in services.items()}
+            infos = {address_of(u): info.model_dump(mode="json") for u, info in services.items()}
             write_atomic(self.folder / "services.json", json.dumps(infos, indent=1))
 
     def _start(self, cfg: KeptConfig) -> None:
@@ -261,8 +263,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_json(line)
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             if number == torn:

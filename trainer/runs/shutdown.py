@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 from types import FrameType
 from typing import Any
+
+from scorekit.streams import stop_waiting, write_at_once
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: Seconds in which a second signal is the same one: a terminal sends Ctrl-C to torchrun and its
@@ -54,13 +55,14 @@ class ShutdownHandler:
         now = time.monotonic()
         if self.signal_number and now - self._since < _ECHO_S:
             return
+        stop_waiting()
         if self.signal_number or not self.is_deferring:
             raise Interrupted(number)
         self.signal_number, self._since = number, now
-        if not self.quiet:  # not by logging, which may be what was interrupted
+        if not self.quiet:  # neither by logging nor by print: one of them may be interrupted
             name = signal.Signals(number).name
             message = (
                 f"\n{name}: the run ends with a checkpoint after this update; "
                 "a second signal ends it at once\n"
             )
-            os.write(2, message.encode())
+            write_at_once(message)

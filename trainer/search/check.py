@@ -13,6 +13,7 @@ from torch import nn
 
 from scorekit.client import ScoringClient
 from scorekit.errors import UserError
+from scorekit.net.addresses import address_of
 from scorekit.report.findings import Findings
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
@@ -309,4 +310,4 @@ def _first_judge(cfg: SearchConfig) -> str | None:
 def _vllm(cfg: SearchConfig) -> tuple[None, str]:
     server, images = cfg.generation.vllm, cfg.episode.observation == "image"
     served = probe_server(server, adapters=cfg.policy.lora.r > 0, images=images)
-    return None, f"{', '.join(server.urls)}: serves {served}"
+    return None, f"{', '.join(map(address_of, server.urls))}: serves {served}"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from scorekit.command import clean_exit
+from scorekit.command import StdoutContent, clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.report.render import visible
@@ -30,6 +30,7 @@ app = typer.Typer(
     help="Search: episodes of a policy that looks for evidence in document pages.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
 )
 for command in (
     *(buckets, focus, budget, verify, diagnose, alternatives, hallucinations),
@@ -153,7 +154,7 @@ def estimate(
     set_: Overrides = None,
 ) -> None:
     """Estimate the paid calls of a run from a few episodes, without calling a server."""
-    with _clean_exit():
+    with _clean_exit("result"):
         from trainer.search.answer.estimate import estimate as compute_estimate
         from trainer.search.config import SearchConfig
         from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -262,9 +263,9 @@ def _config(
 
 
 @contextmanager
-def _clean_exit() -> Iterator[None]:
+def _clean_exit(stdout: StdoutContent = "log") -> Iterator[None]:
     from trainer.runs.messages import show_messages
 
-    with clean_exit():
+    with clean_exit(stdout=stdout):
         show_messages()
         yield

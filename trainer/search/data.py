@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.text.markup import normalized
 from trainer.runs.readers import (
@@ -44,7 +45,7 @@ def load_questions(
     A missing id becomes a hash of the row. Raises UserError with a line for each wrong row: its
     number, the problem, and what to do.
     """
-    rows = islice(read_rows(source, split), limit)
+    rows = islice(read_rows(source, split, with_bad=True), limit)
     questions = parse_rows(source, rows, partial(_question, data=data))
     return _with_ids(source, questions)
 
@@ -240,7 +241,7 @@ def reference_answers(
     column, value = further
     if isinstance(value, str) and value.strip().startswith("["):
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             raise UserError(f"{position}: {column}: not JSON: {value!r:.40}") from None
     if value is not None and not isinstance(value, list | tuple):
@@ -270,7 +271,7 @@ def _page_ids(column: str, value: Any, position: str) -> tuple[str, ...]:
     """Return the page ids in a cell: a list of them, also as JSON text."""
     if isinstance(value, str) and value.strip():
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             raise UserError(f"{position}: {column}: not JSON: {value!r:.40}") from None
     if not value:
@@ -332,7 +333,7 @@ def _alternatives(value: Any, gold: Sequence[str], position: str) -> dict[str, t
     """
     if isinstance(value, str) and value.strip():
         try:
-            value = json.loads(value)
+            value = parse_json(value)
         except ValueError:
             raise UserError(f"{position}: alternatives: not JSON: {value!r:.40}") from None
     if not value:

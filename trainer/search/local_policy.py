@@ -13,6 +13,7 @@ from trainer.chat.stops import end_ids, load_generation_config
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy.devices import prepare_torch
 from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.models import read_config
 from trainer.rl.policy.tokens import load_tokenizer, stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_peft
 from trainer.search.config import SearchConfig
@@ -48,15 +49,9 @@ def inspect_policy(cfg: SearchConfig) -> PolicyInputs:
 
     Raises UserError for all that does not match the config.
     """
-    from transformers import AutoConfig
-
     path = str(cfg.policy.path)
     tokenizer = use_template(load_tokenizer(cfg.policy), cfg.chat)
-    try:
-        model_config = AutoConfig.from_pretrained(path, revision=cfg.policy.revision)
-    except (OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"policy.path: {path}: its config cannot be read: {reason[:200]}") from None
+    model_config = read_config(path, cfg.policy.revision, "policy.path")
     reader = load_reader(path, model_config, cfg.episode.sight, cfg.policy.revision)
     banned_token_ids = reader.banned_token_ids if reader is not None else ()
     if cfg.episode.observation == "text":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,15 +51,14 @@ class Collator:
 
     def _images(self, row: dict[str, Any]) -> list[dict[str, Tensor]]:
         """Return the inputs of a row's images. Raises UserError if they do not match its ids."""
-        from PIL import Image
+        from scorekit.images import UnreadableImage, read_rgb
 
         inputs_by_image, num_parts = [], 0
         for path in row.get("pictures") or ():
             try:
-                with Image.open(path) as opened:
-                    image = opened.convert("RGB")
+                image = read_rgb(Path(path).read_bytes(), formats=None)
                 inputs = dict(self.processor(images=[image], return_tensors="pt"))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, UnreadableImage) as error:
                 raise UserError(f"{row['where']}: {path}: cannot be read: {error}") from None
             inputs_by_image.append(inputs)
             if "image_grid_thw" in inputs:

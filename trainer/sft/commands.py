@@ -58,6 +58,7 @@ def debug(cfg: SftConfig) -> int:
     """Print the labels of the rows and the findings of the template check; 2 if it fails."""
     import torch
 
+    from trainer.rl.policy.adapters import check_adapters
     from trainer.rl.policy.models import check_4bit
     from trainer.sft.debug import print_label_masks
     from trainer.sft.prepare import load_held_out, load_train
@@ -66,6 +67,7 @@ def debug(cfg: SftConfig) -> int:
 
     check_4bit(cfg.policy)
     tokenizer = open_tokenizer(cfg)
+    check_adapters(cfg.policy, trl=True)
     train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
     print_label_masks(Console(), tokenizer, train)
     sft_arguments(cfg, torch.device("cpu"))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from trainer.chat.config import ChatConfig
+from trainer.chat.config import MessagesConfig
 from trainer.chat.rows import Which
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
@@ -103,7 +103,7 @@ class SftConfig(KeptConfig):
     task: Literal["sft"] = Field("sft", description="The task.")
     data: SftData = may_change(default_factory=SftData, description="Rows.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
-    chat: ChatConfig = Field(default_factory=ChatConfig, description="Messages to text.")
+    chat: MessagesConfig = Field(default_factory=MessagesConfig, description="Messages to text.")
     sft: SftSection = Field(default_factory=SftSection, description="Update.")
     eval: SftEval = Field(default_factory=SftEval, description="Held-out loss.")
     misc: OneProcessConfig = Field(default_factory=OneProcessConfig, description="The rest.")

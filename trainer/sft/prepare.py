@@ -13,6 +13,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
 from trainer.chat.labels import LabeledConversation, label
+from trainer.chat.message_check import MessageCheck, clean_rows
 from trainer.chat.rows import Conversation, conversations
 from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import (
@@ -22,6 +23,7 @@ from trainer.chat.template_check import (
     refuse_errors,
     training_template,
 )
+from trainer.rl.policy.models import read_config
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import read_record
 from trainer.sft.rows import SftRow, cut_to, has_ids, rows_of, rows_of_ids
@@ -89,15 +91,16 @@ def _load(
     if key == "data.train" and cfg.data.record is not None:
         raw, dropped = _without_dropped(raw, cfg.data.record)
     if has_ids(raw[0][1]):
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(str(cfg.policy.path), revision=cfg.policy.revision)
+        config = read_config(str(cfg.policy.path), cfg.policy.revision, "policy.path")
         source_dir = Path(source) if Path(source).is_dir() else Path(source).parent
         folder = Path(cfg.data.image_folder) if cfg.data.image_folder else source_dir
         part = SftPart()
         rows = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
     else:
-        part, rows = _label_rows(cfg, tokenizer, conversations(raw, cfg.data.turns))
+        check = MessageCheck(tokenizer, cfg.chat)
+        conversation_rows = clean_rows(check, conversations(raw, cfg.data.turns))
+        check.log_neutralized(key, len(conversation_rows))
+        part, rows = _label_rows(cfg, tokenizer, conversation_rows)
     part.left_out += dropped
     for row in rows:
         if not cfg.sft.assistant_only_loss:

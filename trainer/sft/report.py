@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from scorekit.documents import read_json
+from scorekit.net.masking import without_passwords
 from scorekit.report.page import write_html
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.evaluation.curves import draw_curves
@@ -16,6 +17,7 @@ from trainer.sft.stats import CURVES, TABLE
 def write_report(run_dir: Path) -> Path:
     """Write the page into a run's folder and return its path. Raises UserError if it is no run."""
     updates, evals = read_run(run_dir)
+    data_file = run_dir / "data.json"
     return write_html(
         run_dir / "report.html",
         "trainer/sft/report.html",
@@ -24,7 +26,7 @@ def write_report(run_dir: Path) -> Path:
         rows=compare(TABLE, evals[0], evals[-1]) if evals else [],
         last=evals[-1] if evals else {},
         curves=draw_curves(CURVES, updates, {DEFAULT_EVAL_SET: evals}),
-        data=json.loads(read_text(run_dir / "data.json") or "{}"),
+        data=read_json(data_file) if data_file.is_file() else {},
         messages=read_text(run_dir / "messages.log"),
-        config=read_text(run_dir / "config.yaml"),
+        config=without_passwords(read_text(run_dir / "config.yaml")),
     )

@@ -11,7 +11,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from trainer.rl.policy.adapters import check_adapters, with_adapters
-from trainer.rl.policy.models import check_4bit
+from trainer.rl.policy.models import check_4bit, read_config
 from trainer.rl.policy.tokens import load_tokenizer
 from trainer.rl.policy.vision import takes_images
 from trainer.runs.artifacts import Artifacts
@@ -52,7 +52,7 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
             check_findings(cfg, part)
         if train.template is not None:  # every checkpoint has it, too
             tokenizer.chat_template = train.template
-        check_adapters(cfg.policy)
+        check_adapters(cfg.policy, trl=True)
         collator = _collator(cfg, tokenizer, (train, held_out))
         origin = start.origin(
             {
@@ -91,9 +91,9 @@ def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | No
     """
     if not any(row.images for part in parts for row in part.rows):
         return None, None
-    from transformers import AutoConfig, AutoImageProcessor
+    from transformers import AutoImageProcessor
 
-    config = AutoConfig.from_pretrained(str(cfg.policy.path), revision=cfg.policy.revision)
+    config = read_config(str(cfg.policy.path), cfg.policy.revision, "policy.path")
     image_id = getattr(config, "image_token_id", None)
     if image_id is None:
         raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
@@ -101,8 +101,8 @@ def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | No
         processor = AutoImageProcessor.from_pretrained(
             cfg.policy.path, revision=cfg.policy.revision, use_fast=False
         )
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:  # transformers raises many types
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"policy.path: {cfg.policy.path}: no image processor: {reason}") from None
     return processor, image_id
 
@@ -119,7 +119,7 @@ def load_trainer(
     if reads_images and not takes_images(model):
         raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
     if cfg.policy.lora.r:
-        model = with_adapters(model, cfg.policy)
+        model = with_adapters(model, cfg.policy, trl=True)
     trainer = CheckpointingSftTrainer(
         model=model,
         args=arguments,

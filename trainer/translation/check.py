@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.net.addresses import address_of
 from scorekit.report.findings import Findings
 from trainer.rl.config import PolicyConfig
 from trainer.rl.engines.vllm_checks import probe_server
@@ -30,6 +31,7 @@ from trainer.translation.rewards.components import (
     weighted,
 )
 from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.composite_scorer import check_target_languages
 from trainer.translation.rewards.components.guards import check_guards
 from trainer.translation.rewards.components.xcomet_spans import check_spans
 from trainer.translation.rewards.reward_batch import ServiceName
@@ -101,6 +103,9 @@ def _examples(cfg: TranslationConfig, set_name: str | None) -> tuple[list[Exampl
     pairs = Counter((e.src_lang_code, e.tgt_lang_code) for e in examples)
     if set_name is None:
         check_guards(pairs, cfg.reward.guards)
+    check_target_languages(
+        cfg.reward.definition, "reward.definition", sorted({tgt for _, tgt in pairs})
+    )
     check_references(examples, cfg.reward, "data.train" if set_name is None else set_key(set_name))
     counts = ", ".join(f"{src}>{tgt} {count}" for (src, tgt), count in pairs.most_common())
     return examples, f"{len(examples)} rows ({counts}); first: {examples[0].src_text[:40]!r}"
@@ -190,4 +195,4 @@ def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
 def _vllm(cfg: TranslationConfig) -> tuple[None, str]:
     server = cfg.generation.vllm
     served = probe_server(server, adapters=cfg.policy.lora.r > 0)
-    return None, f"{', '.join(server.urls)}: serves {served}"
+    return None, f"{', '.join(map(address_of, server.urls))}: serves {served}"

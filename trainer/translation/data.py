@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from scorekit.errors import UserError
 from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
-from trainer.runs.readers import cell, id_cell, read_rows, text_cell
+from scorekit.text.chat_marks import neutral
+from trainer.runs.readers import cell, id_cell, parse_rows, read_rows, text_cell
 from trainer.translation.config import TranslationConfig
 
 log = logging.getLogger(__name__)
@@ -29,20 +31,36 @@ OPTIONAL = ("id", "src_lang_code", "tgt_lang_code", "ref_text")
 class Example:
     """A source text to translate.
 
-    src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
+    id: an int becomes a str.
+    src_lang, tgt_lang: English names ("Korean").
+    src_lang_code, tgt_lang_code: tags such as "ko-KR"; without one ("" or None) that of the
+    language's name, else the name itself.
     ref_text: a reference translation if there is one; used in reports and by `w_chrf` only, never
     sent to a service.
     location: its row ("train.jsonl line 7"), for messages.
+
+    Raises UserError if a text or a language is no str.
     """
 
     id: str
     src_text: str
     src_lang: str
     tgt_lang: str
-    src_lang_code: str
-    tgt_lang_code: str
+    src_lang_code: str = ""
+    tgt_lang_code: str = ""
     ref_text: str | None = None
     location: str = dataclasses.field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) and self.id is not None:
+            object.__setattr__(self, "id", str(self.id))
+        for name in ("src_text", "src_lang", "tgt_lang"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"Example {self.id!r}: {name}: a text is required")
+        for side in ("src", "tgt"):
+            if not getattr(self, f"{side}_lang_code"):
+                code = _code_of(getattr(self, f"{side}_lang"))
+                object.__setattr__(self, f"{side}_lang_code", code)
 
 
 def load_examples(
@@ -67,18 +85,18 @@ def load_examples(
     If a row has a column `translation` ({"en": ..., "ko": ...}) and no source text, the texts of
     its two languages are source and reference.
     A missing id becomes a hash of the row's source and languages; a missing language code is that
-    of the language's name, else the name itself. Raises UserError that names file, row and field.
+    of the language's name, else the name itself. Raises UserError with a line for each wrong
+    row: its number and the field.
     """
     columns = dict(columns or {})
     unknown = sorted(set(columns) - {*REQUIRED, *OPTIONAL})
     if unknown:
         valid_names = ", ".join((*REQUIRED, *OPTIONAL))
         raise UserError(f"data.columns: unknown field {unknown[0]!r}. Choose from {valid_names}")
-    rows = islice(read_rows(str(source), split, name), limit)
+    rows = islice(read_rows(str(source), split, name, with_bad=True), limit)
     constant = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-    examples = [_example(row, location, columns, constant) for location, row in rows]
-    if not examples:
-        raise UserError(f"{source}: no rows")
+    parse = partial(_example, columns=columns, defaults=constant)
+    examples = parse_rows(str(source), rows, parse)
     duplicates = [
         name for name, count in Counter(example.id for example in examples).items() if count > 1
     ]
@@ -152,12 +170,21 @@ def format_translation_prompt(example: Example, template: str = "translategemma"
     )
 
 
+def chat_prompt(example: Example, template: str = "translategemma") -> str:
+    """Return `format_translation_prompt` for a trainer that renders the turn itself.
+
+    Its tokenizer is not known here: each form of a special token in the source becomes text.
+    """
+    safe = dataclasses.replace(example, src_text=neutral(example.src_text))
+    return format_translation_prompt(safe, template)
+
+
 def _example(
-    row: Any, location: str, columns: Mapping[str, str], defaults: Mapping[str, str | None]
+    row: Mapping[str, Any],
+    location: str,
+    columns: Mapping[str, str],
+    defaults: Mapping[str, str | None],
 ) -> Example:
-    if not isinstance(row, dict):
-        kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{location}: expected an object of fields on each line, not {kind}")
     values = {}
     for field in (*REQUIRED, *OPTIONAL):
         column = columns.get(field, field)
@@ -175,13 +202,21 @@ def _example(
     for side in ("src", "tgt"):
         name = values[f"{side}_lang"] or ""
         language = find_language(name)
-        code = language.tag if language else name
-        if language is not None and name.lower() != language.name.lower():
+        values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or _code_of(name)
+        if language is not None:
             # A code, as in a corpus or in the export of `synth`: the prompt needs the name.
-            values[f"{side}_lang"] = language.name
-            code = name if "-" in name else code
-        values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
+            is_name = name.lower() == language.name.lower()
+            values[f"{side}_lang"] = name if is_name else language.name
     return Example(**values, location=location)  # type: ignore[arg-type]
+
+
+def _code_of(name: str) -> str:
+    """Return the code of a language by its name or code; an unknown name is its own code."""
+    language = find_language(name)
+    if language is None:
+        return name
+    is_tag = name.lower() != language.name.lower() and "-" in name
+    return name if is_tag else language.tag
 
 
 def _same_language(key: str, language: Language) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jinja2 import TemplateError
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.rl.policy.tokens import embedding_rows
+from trainer.rl.policy.control_tokens import control_tokens
+from trainer.rl.policy.tokens import embedding_rows, plain_prompt_ids
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example, format_translation_prompt
 
@@ -22,28 +23,54 @@ class Prompt:
 
     ids: four bytes each, because a run keeps those of all its examples. For the same reason the
     text is built again on demand (`prompt_text`).
+    has_control_tokens: the source has control tokens of the model, which the prompt has as text.
     """
 
     example: Example
     ids: array[int]
+    has_control_tokens: bool = False
 
 
 def build_prompt(example: Example, tokenizer: Any, template: str) -> tuple[str, list[int]]:
     """Return the prompt's text and ids. Raises UserError as `prompt_text`."""
     text = prompt_text(example, tokenizer, template)
-    with_specials = not getattr(tokenizer, "chat_template", None)
-    return text, list(tokenizer(text, add_special_tokens=with_specials)["input_ids"])
+    return text, _prompt_ids(text, tokenizer)
+
+
+def _prompt_ids(text: str, tokenizer: Any) -> list[int]:
+    if not getattr(tokenizer, "chat_template", None):
+        return plain_prompt_ids(tokenizer, text)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def without_control_tokens(example: Example, tokenizer: Any) -> Example:
+    """Return the example with its control tokens as text, so that a source cannot end its turn.
+
+    An example without any is returned as it is. Raises UserError if a token cannot be written as
+    text.
+    """
+    controls = control_tokens(tokenizer)
+    fields = ("src_text", "src_lang", "tgt_lang", "src_lang_code", "tgt_lang_code")
+    if not controls.find("\n".join(getattr(example, field) for field in fields), "outside"):
+        return example
+    return replace(
+        example, **{field: controls.as_text(getattr(example, field), "outside") for field in fields}
+    )
 
 
 def prompt_text(example: Example, tokenizer: Any, template: str) -> str:
     """Return one user turn of the tokenizer's chat template, or the plain text without one.
 
-    Thinking is off if the template supports it. The tokenizer adds its special tokens to plain
-    text.
+    Thinking is off if the template supports it. The source's control tokens become text. The
+    tokenizer adds its special tokens before plain text.
     If a chat template refuses a turn of plain text, it gets the form of TranslateGemma's template:
     source text and language codes, from which it makes the full prompt; `template` is not used
     then. Raises UserError if it refuses that, too.
     """
+    return _rendered(without_control_tokens(example, tokenizer), tokenizer, template)
+
+
+def _rendered(example: Example, tokenizer: Any, template: str) -> str:
     text = format_translation_prompt(example, template)
     if not getattr(tokenizer, "chat_template", None):
         return text
@@ -89,7 +116,8 @@ def fitting_prompts(
     *,
     refuse: bool,
 ) -> tuple[list[Prompt], str]:
-    """Return the prompts that fit into the policy, and a line on the others ("" without any).
+    """Return the prompts that fit into the policy, and a line on the others and on control tokens
+    in sources ("" without any).
 
     key: config key of the examples (`data.train`).
     refuse: raise UserError if some do not fit.
@@ -102,12 +130,49 @@ def fitting_prompts(
             prompts += check_prompts([example], model, tokenizer, gen_cfg)
         except OverlongPrompt as error:
             errors.append(f"{example.location}: {error}" if example.location else str(error))
+    notes = ". ".join(
+        filter(None, (_control_token_note(key, prompts), _end_note(key, prompts, tokenizer)))
+    )
     if not errors:
-        return prompts, ""
+        return prompts, notes
     message = f"{key}: {len(errors)} of {len(examples)} prompts are too long; {errors[0]}"
     if refuse or not prompts:
         raise UserError(f"{message}. Remove such rows, or lower max_new_tokens")
-    return prompts, f"{message}; left out (data.overlong_prompts)"
+    left_out = f"{message}; left out (data.overlong_prompts)"
+    return prompts, f"{left_out}. {notes}" if notes else left_out
+
+
+def _end_note(key: str, prompts: Sequence[Prompt], tokenizer: Any) -> str:
+    """Return a line on tokens at the ends of the prompts that a template has put there; "" if they
+    are right."""
+    ids, eos, bos = (
+        prompts[0].ids if prompts else (),
+        tokenizer.eos_token_id,
+        tokenizer.bos_token_id,
+    )
+    if ids and ids[-1] == eos:
+        return (
+            f"{key}: prompts end with {tokenizer.eos_token!r}, after which a model begins another "
+            "text. Remove it from the end of the chat template or of generation.prompt_template"
+        )
+    if bos is not None and list(ids[:2]) == [bos, bos]:
+        return (
+            f"{key}: prompts begin with {tokenizer.bos_token!r} twice. Remove it from the start of "
+            "the chat template or of generation.prompt_template"
+        )
+    return ""
+
+
+def _control_token_note(key: str, prompts: Sequence[Prompt]) -> str:
+    """Return a line on the prompts whose source has control tokens; "" without any."""
+    marked = [prompt.example for prompt in prompts if prompt.has_control_tokens]
+    if not marked:
+        return ""
+    first = marked[0].location or f"example {marked[0].id}"
+    return (
+        f"{key}: {len(marked)} of {len(prompts)} sources have control tokens of the model, which "
+        f"the prompts have as text, with a space inside (first {first})"
+    )
 
 
 def check_prompts(
@@ -126,7 +191,8 @@ def check_prompts(
     prompts = []
     for example in examples:
         try:
-            _, ids = build_prompt(example, tokenizer, gen_cfg.prompt_template)
+            safe = without_control_tokens(example, tokenizer)
+            ids = _prompt_ids(_rendered(safe, tokenizer, gen_cfg.prompt_template), tokenizer)
         except UserError as error:
             raise UserError(f"example {example.id}: {error}") from None
         if limit is not None and len(ids) + gen_cfg.max_new_tokens > limit:
@@ -137,5 +203,5 @@ def check_prompts(
         if not ids or max(ids) >= rows:
             problem = f"has the id {max(ids)} (embeddings: {rows})" if ids else "is empty"
             raise UserError(f"example {example.id}: the prompt {problem}")
-        prompts.append(Prompt(example, array("i", ids)))
+        prompts.append(Prompt(example, array("i", ids), safe is not example))
     return prompts

@@ -12,7 +12,7 @@ from scorekit.credit.offsets import DecodeConfig, align_completion
 from scorekit.prompts import load_postprocess
 from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_distributed
-from trainer.rl.rollout import Rollout, rollout_logprobs
+from trainer.rl.rollout import Rollout, RolloutBatch, rollout_logprobs
 from trainer.rl.sampler import SampledCompletion, Sampler, check_untruncated
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
@@ -93,11 +93,12 @@ def generate_rollouts(
     with_logprobs: bool = True,
     micro_batch_tokens: int = 4096,
     postprocess: Callable[[str], str] | None = None,
-) -> list[TranslationRollout]:
+) -> RolloutBatch[TranslationRollout]:
     """Sample `gen_cfg.num_samples_per_prompt` completions of each example, in order.
 
     `old_logprobs` are those of the distribution that was sampled from, recorded during sampling;
-    `ref_logprobs` come from a forward pass at the same temperature.
+    `ref_logprobs` come from a forward pass at the same temperature. `update_policy` takes the
+    returned list as it is.
     prompts: of these examples, if they exist already.
     sampler: default: this process.
     with_logprobs: off for an evaluation.
@@ -120,14 +121,15 @@ def generate_rollouts(
         with_logprobs=with_logprobs,
         postprocess=postprocess,
     )
-    rollouts = [rollout for group in sorted(groups, key=lambda g: g[0].group) for rollout in group]
+    rollouts = RolloutBatch(
+        (rollout for group in sorted(groups, key=lambda g: g[0].group) for rollout in group),
+        policy_model=policy_model,
+        temperature=gen_cfg.temperature,
+        pad_id=pad_token_id(unwrap_distributed(policy_model), tokenizer),
+    )
     if reference_model is not None:
         rows = rollout_logprobs(
-            rollouts,
-            reference_model,
-            gen_cfg.temperature,
-            pad_token_id(unwrap_distributed(policy_model), tokenizer),
-            micro_batch_tokens,
+            rollouts, reference_model, gen_cfg.temperature, rollouts.pad_id, micro_batch_tokens
         )
         for rollout, row in zip(rollouts, rows, strict=True):
             rollout.ref_logprobs = row

@@ -36,6 +36,7 @@ from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.components import weighted
 from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.composite_scorer import check_target_languages
 from trainer.translation.rewards.components.guards import check_guards
 from trainer.translation.rewards.components.xcomet_spans import check_spans
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -70,8 +71,10 @@ def train_translation(
     with start_run(cfg, read_reports, workload_of(cfg), resume=resume) as start:
         if start.finished is not None:
             return start.finished
-        pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
+        pairs = {(example.src_lang_code, example.tgt_lang_code) for example in train_examples}
         check_guards(pairs, cfg.reward.guards)
+        languages = sorted({tgt_lang for _, tgt_lang in pairs})
+        check_target_languages(cfg.reward.definition, "reward.definition", languages)
         client = RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
         rewarder = start.exit_stack.enter_context(closing(client))
         sets = eval_examples

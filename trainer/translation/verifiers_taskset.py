@@ -18,7 +18,7 @@ from scorekit.adapters.verifiers import (
     translation_settings,
 )
 from scorekit.errors import UserError
-from trainer.translation.data import format_translation_prompt, load_examples
+from trainer.translation.data import chat_prompt, load_examples
 
 
 class TranslationTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class TranslationTaskset(vf.Taskset[TranslationRowTask, TranslationTasksetConfig
             }
             if example.ref_text is not None:
                 row["ref"] = example.ref_text
-            prompt = format_translation_prompt(example, config.template)
+            prompt = chat_prompt(example, config.template)
             yield TranslationRowTask(
                 TranslationData(id=example.id, prompt=prompt, row=row), config.task
             )

@@ -111,7 +111,7 @@ def main(
     """Serve the search demo's verifier in OpenAI's form."""
     import uvicorn
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         check_host(host, api_key, "VERIFIER_API_KEY")
         answerer = Verifying(error=error, unsure=unsure, seed=seed)
         app = create_app(name=served_model_name, api_key=api_key, answerer=answerer)

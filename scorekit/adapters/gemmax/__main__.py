@@ -7,17 +7,22 @@ XCOMET_URLS=http://127.0.0.1:8008/score_openlid COMETKIWI_URLS=http://127.0.0.1:
 
 from __future__ import annotations
 
+from scorekit.interrupts import end_at_once
+
+if __name__ == "__main__":
+    end_at_once()  # at Ctrl-C during the imports below
+
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from scorekit.adapters.gemmax.server import DEADLINE_S, GemmaxServer, Service, create_app
 from scorekit.adapters.rewards import MAX_IN_FLIGHT
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.command import clean_exit
+from scorekit.command import clean_exit, run_app
 from scorekit.config import check_config
 from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
@@ -41,6 +46,14 @@ Keys = Annotated[
     typer.Option(help="A file with a key in each line; required where others can reach --host."),
 ]
 
+AllowHost = Annotated[
+    str,
+    typer.Option(
+        help="Further names of this server, separated by commas. Without keys it answers to "
+        "loopback names, addresses and these alone."
+    ),
+]
+
 
 @app.command()
 def serve(
@@ -49,6 +62,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8008,
     api_keys_file: Keys = None,
+    allow_host: AllowHost = "",
     language_model: LanguageModel = "py3langid",
     min_probability: Annotated[
         float, typer.Option(help="Least probability of the target language.")
@@ -62,9 +76,12 @@ def serve(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the services at first.")] = 600.0,
 ) -> None:
     """Serve scores to gemmax."""
-    with clean_exit():
+    with clean_exit(stdout="log"):
         if not xcomet and not qe:
             raise UserError("--xcomet and --qe: give one of them, or both")
+        from scorekit.server.http.bridge import bridge_access
+
+        bridge_access(host, allow_host)  # a wrong name is told at once
         keys = _keys_of(api_keys_file)
         if not keys and not is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: give --api-keys-file")
@@ -77,7 +94,17 @@ def serve(
         }
         config = check_config(LanguageGate, gate, "language check")
         rule = load_gate("language check", config) if xcomet else None
-        asyncio.run(_serve(xcomet or [], qe or [], rule, keys, host, port, deadline, wait))
+        address = _Address(host, port, keys, allow_host)
+        asyncio.run(_serve(xcomet or [], qe or [], rule, address, deadline, wait))
+
+
+class _Address(NamedTuple):
+    """Holds where to listen, and for whom."""
+
+    host: str
+    port: int
+    keys: list[str]
+    allow_host: str
 
 
 def _keys_of(path: Path | None) -> list[str]:
@@ -97,23 +124,22 @@ async def _serve(
     xcomet: list[str],
     qe: list[str],
     rule: GateRule | None,
-    keys: list[str],
-    host: str,
-    port: int,
+    address: _Address,
     deadline: float,
     wait: float,
 ) -> None:
-    import uvicorn
+    from scorekit.server.http.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
         checked = await _opened(stack, "--xcomet", xcomet, deadline, wait) if xcomet else None
         scores = await _opened(stack, "--qe", qe, deadline, wait) if qe else checked
         assert scores is not None
         server = GemmaxServer(scores, checked, rule, deadline)
-        config = uvicorn.Config(create_app(server, keys), host=host, port=port, log_level="warning")
+        bridge = create_app(server, address.keys, address.host, address.allow_host)
         routes = "/score, /score_openlid" if checked else "/score"
-        typer.echo(f"scores for gemmax: http://{host}:{port}{routes}", err=True)
-        await uvicorn.Server(config).serve()
+        await serve_bridge(
+            bridge, address.host, address.port, lambda url: f"scores for gemmax: {url}{routes}"
+        )
 
 
 async def _opened(
@@ -125,7 +151,7 @@ async def _opened(
     )
     await stack.enter_async_context(client)
     await client.wait_ready(wait)
-    info = await client.info()
+    info = await client.limits()
     if info.tasks is not None or not info.higher_is_better:
         raise UserError(
             f"{option} {urls[0]}: {info.model} is no model of the COMET family whose higher scores "
@@ -137,4 +163,4 @@ async def _opened(
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m scorekit.adapters.gemmax")
+    run_app(app, prog_name="python -m scorekit.adapters.gemmax")

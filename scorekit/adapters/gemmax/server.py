@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hmac
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.adapters.gemmax.requests import (
     LanguageRequest,
@@ -21,10 +20,13 @@ from scorekit.adapters.gemmax.requests import (
 )
 from scorekit.adapters.remote_requests import create_routes, parse_body
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.errors import RequestError, SampleError, UserError
+from scorekit.errors import SampleError, UserError
 from scorekit.rewards.gates import GateRule
 from scorekit.schemas import Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
+
+if TYPE_CHECKING:
+    from scorekit.server.http.bridge import BridgeMiddleware
 
 #: Seconds for an answer. The client waits 120 by default.
 DEADLINE_S = 110.0
@@ -107,28 +109,36 @@ async def _scores(service: Service, samples: list[dict[str, Any]]) -> list[Score
     return results
 
 
-def create_app(server: GemmaxServer, keys: Sequence[str] = ()) -> Any:
+def create_app(
+    server: GemmaxServer, keys: Sequence[str] = (), host: str = "127.0.0.1", allow_host: str = ""
+) -> BridgeMiddleware:
     """Return the ASGI application: POST /score, POST /score_openlid, GET /health.
 
-    keys: one of them is required of a POST, as a bearer or as the password of a URL; empty: none.
+    keys: one of them is required, as a bearer or as the password of a URL, but for /health; empty:
+    none. host: the address that it listens on. allow_host: further names of it, separated by
+    commas. Raises UserError for a name that is none.
     """
+    from scorekit.server.http.bridge import bridge_access
+
     return create_routes(
         posts={"/score": server.score, "/score_openlid": server.score_openlid},
         gets={"/health": server.health},
-        check=lambda request: _check_key(request.headers.get("authorization", ""), keys),
+        access=bridge_access(
+            host, allow_host, [key.encode() for key in keys], key_hint="put it into the URL"
+        ),
+        token=_token_in,
     )
 
 
-def _check_key(header: str, keys: Sequence[str]) -> None:
-    """Raise RequestError if a header has none of the keys. gemmax's client sends the password of
-    its URL by basic authentication."""
-    scheme, _, credentials = header.partition(" ")
-    key_bytes = credentials.strip().encode()
-    if scheme.lower() == "basic":
-        try:
-            key_bytes = base64.b64decode(key_bytes, validate=True).partition(b":")[2]
-        except binascii.Error:
-            key_bytes = b""
-    is_known = [hmac.compare_digest(key_bytes, candidate.encode()) for candidate in keys]
-    if keys and not any(is_known):
-        raise RequestError("unauthorized", "no key, or a wrong one: put it into the URL")
+def _token_in(headers: dict[bytes, bytes]) -> bytes:
+    """Return the key of a request. gemmax's client sends the password of its URL by basic
+    authentication."""
+    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return credentials.strip()
+    if scheme.lower() != b"basic":
+        return b""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scorekit.adapters.composite import definition_of
 from scorekit.adapters.rewards import RewardSettings, Samples, message_text
 from scorekit.errors import SampleError, UserError
 from scorekit.rewards import CompositeReward, RewardResult, raise_for_missing
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 #: What a response says where the token limit cut it -> `finish_reason` of a sample.
 _FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
@@ -77,6 +80,19 @@ class Verifier:
             "reward": reward,
             "reward_components": reward_components(results[0]),
         }
+
+
+def refuse_foreign_requests(app: FastAPI, host: str, allow_host: str) -> None:
+    """Let an application refuse requests of web pages of other sites, and of foreign hosts.
+
+    host: the address that it listens on. allow_host: further names of it, separated by commas.
+    Bodies are not limited: NeMo Gym sends as many at once as it has rollouts. Raises UserError for
+    a name that is none.
+    """
+    from scorekit.server.http.bridge import BridgeMiddleware, bridge_access
+
+    access = bridge_access(host, allow_host)
+    app.add_middleware(BridgeMiddleware, access=access, reads_bodies=False)
 
 
 def _failure(response: Mapping[str, Any]) -> str:

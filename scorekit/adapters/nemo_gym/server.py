@@ -4,8 +4,9 @@ Its config, beside `entrypoint` and `domain`:
 
     reward: {definition: reward.yaml, src_key: src}
 
-`reward` has the settings of RewardSettings. This module imports NeMo Gym: import it only where that
-is installed.
+`reward` has the settings of RewardSettings. NeMo Gym starts the server itself: requests of web
+pages of other sites and of foreign hosts are refused, but the size of bodies and the number of
+connections are NeMo Gym's. This module imports NeMo Gym: import it only where that is installed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from nemo_gym.base_resources_server import (
 )
 from pydantic import ConfigDict, PrivateAttr
 
-from scorekit.adapters.nemo_gym.reward import Verifier
+from scorekit.adapters.nemo_gym.reward import Verifier, refuse_foreign_requests
 from scorekit.adapters.rewards import reward_settings
 
 
 class RewardServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]
     """The config of the server.
 
-    reward: settings of RewardSettings. wait_s: seconds to wait for the services at first."""
+    reward: settings of RewardSettings. wait_s: seconds to wait for the services at first.
+    allow_host: further names under which others call the server, separated by commas."""
 
     reward: dict[str, Any]
     wait_s: float = 600.0
+    allow_host: str = ""
 
 
 class RowRequest(BaseVerifyRequest):  # type: ignore[misc]
@@ -79,6 +82,7 @@ class CompositeRewardServer(SimpleResourcesServer):  # type: ignore[misc]
                 await self._verifier.close()
 
         app.router.lifespan_context = lifespan
+        refuse_foreign_requests(app, self.config.host, self.config.allow_host)
         return app
 
     async def verify(self, body: RowRequest) -> RowResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,17 +11,25 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.client.files.sample_file import Contents, JudgeColumns, SampleFile, TranslationColumns
 from scorekit.client.files.score_file import ResultCounts, ScoreJob, ScoreRun, first_info
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
-from scorekit.rowfile import Format
+from scorekit.rows.read import Format
+from scorekit.rows.samples import (
+    BadRows,
+    Contents,
+    JudgeColumns,
+    SampleFile,
+    TranslationColumns,
+)
 from scorekit.schemas import MAX_VOTES, Info, Overlong
+from scorekit.streams import stop_waiting
 
 _In = Annotated[
     Path,
     typer.Argument(
-        metavar="IN", help="Samples: .jsonl, .tsv, .csv or .parquet, also gzipped; - is stdin."
+        metavar="IN",
+        help="Samples: .jsonl, .json, .tsv, .csv or .parquet, also gzipped; - is stdin.",
     ),
 ]
 _Out = Annotated[
@@ -31,6 +40,16 @@ _FormatOf = Annotated[
     Format | None,
     typer.Option(
         help="Of IN; default: by its ending, of stdin jsonl. tsv-unquoted: every quote is text."
+    ),
+]
+_Encoding = Annotated[
+    str | None,
+    typer.Option(help="Of IN; default: UTF-8, marked UTF-16, or Korean Windows (cp949)."),
+]
+_BadRows = Annotated[
+    BadRows,
+    typer.Option(
+        help="Rows that are no samples: refuse the file, or skip them: OUT has invalid_input."
     ),
 ]
 _Src = Annotated[str, typer.Option(help="Field of the source.")]
@@ -90,6 +109,8 @@ def score(
     out: _Out,
     url: _Url,
     format: _FormatOf = None,
+    encoding: _Encoding = None,
+    bad_rows: _BadRows = "refuse",
     src_field: _Src = "src",
     mt_field: _Mt = "mt",
     ref_field: _Ref = "ref",
@@ -126,7 +147,7 @@ def score(
         "max_tokens": max_tokens,
         "votes": votes,
     }
-    with clean_exit():
+    with clean_exit(stdout="result" if str(out) == "-" else "log"):
         fields: TranslationColumns | JudgeColumns = TranslationColumns(
             src_field, mt_field, ref_field, id_field
         )
@@ -134,8 +155,10 @@ def score(
             fields = _judge_fields(task, variable or (), fixed or (), id_field)
         elif variable or fixed:
             raise UserError("--variable and --set are a judge's: name its rubric by --task")
+        if str(out) == "-" and sys.stdout is None:  # it was closed: >&-
+            raise UserError("OUT -: stdout is closed. Name a file")
         job = ScoreJob(
-            samples=SampleFile(source, format, fields),
+            samples=SampleFile(source, format, fields, encoding=encoding, bad_rows=bad_rows),
             out=None if str(out) == "-" else out,
             options={name: value for name, value in options.items() if value is not None},
             priority=priority,
@@ -171,17 +194,19 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
 
     run: ScoreRun | None = None
 
-    async def work(contents: Contents) -> tuple[Info, ScoreRun, float]:
+    async def work() -> tuple[Info, ScoreRun, float]:
         nonlocal run
         async with ScoringClient(urls, max_in_flight=job.max_in_flight, **settings) as client:
-            info = await first_info(client, len(urls))
+            info = await first_info(client)
             started, run = time.monotonic(), ScoreRun(job, client)
             await run.run(info, contents)
             return info, run, time.monotonic() - started
 
     try:
-        info, finished, seconds = asyncio.run(work(job.check()))
+        contents = job.check()
+        info, finished, seconds = asyncio.run(work())
     except KeyboardInterrupt:
+        stop_waiting()
         progress = ""
         if run is not None and run.num_before is not None:
             progress = f" after {run.tally.done + run.tally.early} samples"
@@ -191,7 +216,9 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
     num_scored = totals.done - (finished.num_before or 0)
     fields = job.samples.fields
     task = fields.task if isinstance(fields, JudgeColumns) else None
-    _print_summary(info, totals, num_scored, seconds, task=task, to_stderr=job.out is None)
+    _print_summary(
+        info, totals, contents, num_scored, seconds, task=task, to_stderr=job.out is None
+    )
     if totals.retryable:
         hint = "" if job.out is None else "; the same command retries them"
         typer.echo(f"{totals.retryable:,} samples had transient errors{hint}", err=True)
@@ -207,6 +234,7 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
 def _print_summary(
     info: Info,
     tally: ResultCounts,
+    contents: Contents,
     num_scored: int,
     seconds: float,
     *,
@@ -223,6 +251,10 @@ def _print_summary(
     for type, count in sorted(tally.failed.items()):
         if count:
             table.add_row(f"failed: {type}", f"{count:,}")
+    if contents.blank:
+        table.add_row("blank rows, skipped", f"{contents.blank:,}")
+    if contents.empty:
+        table.add_row("empty translations", f"{contents.empty:,}")
     direction_info = (info.tasks or {}).get(task or "", info)
     direction = "higher" if direction_info.higher_is_better else "lower"
     table.add_row(f"mean score ({direction} is better)", f"{tally.mean:.4f}" if tally.ok else "-")

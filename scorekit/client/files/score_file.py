@@ -12,7 +12,6 @@ import asyncio
 import fcntl
 import json
 import math
-import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +25,14 @@ from typing import Any, BinaryIO, NamedTuple
 from pydantic_core import from_json
 
 from scorekit.client.asynchronous import ScoringClient
+from scorekit.client.deduplication import failure
 from scorekit.client.files.early_results import EarlyResults
-from scorekit.client.files.sample_file import Contents, JudgeColumns, Line, SampleFile
-from scorekit.errors import RequestError, ServiceUnreachable, UserError, is_transient
+from scorekit.client.replicas import check_agreement
+from scorekit.errors import RequestError, UserError, is_transient
 from scorekit.files import replace_file, write_atomic
 from scorekit.net.tasks import cancel_all
 from scorekit.report.progress import progress_bar
+from scorekit.rows.samples import Contents, JudgeColumns, Line, SampleFile
 from scorekit.schemas import Info, JudgeScored, Priority, Result
 
 #: Endings of an output that would claim another format.
@@ -132,10 +133,20 @@ class ScoreJob:
             hint = "no judge: leave out" if is_judge else "a judge: name its rubric by"
             raise UserError(f"the service is {hint} --task")
 
-    def describe(self, digest: str, info: Info) -> dict[str, Any]:
-        """Return everything that the output is a function of."""
-        return {
-            "input": digest,
+    def describe(self, contents: Contents, info: Info) -> dict[str, Any]:
+        """Return everything that the output is a function of.
+
+        The first keys are there only if they differ from how every earlier version read the file:
+        an output of it can be resumed.
+        """
+        encoding = self.samples.file.encoding
+        special = {
+            "blank_rows": "skipped" if contents.blank else None,
+            "bad_rows": "skipped" if contents.bad else None,
+            "encoding": encoding if encoding != "utf-8" else None,
+        }
+        return {name: value for name, value in special.items() if value is not None} | {
+            "input": contents.digest,
             "format": _READ_AS.get(self.samples.file.format, self.samples.file.format),
             "fields": asdict(self.samples.fields),
             "options": self.options,
@@ -170,17 +181,13 @@ class ScoreRun:
         job = self.job
         job.check_service(info)
         if job.out is None:
-            try:
-                with self._progress(contents):
-                    await self._score_missing(sys.stdout.buffer)
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its exit
-                raise UserError("stdout: its reader was closed") from None
+            with self._progress(contents):
+                await self._score_missing(sys.stdout.buffer)
             return
         try:
             with ExitStack() as stack:
                 out = _open_locked(stack, job.out)
-                description = job.describe(contents.digest, info)
+                description = job.describe(contents, info)
                 if job.overwrite:  # at the first result: the service may still refuse the options
                     start = partial(_start_output, out, job.out, description)
                     self._early.when_first(start)
@@ -218,7 +225,8 @@ class ScoreRun:
                 raise UserError(
                     f"{path} exists, but {meta.name} does not say what it was made from: {remedy}"
                 )
-            changed = [name for name in description if earlier.get(name) != description[name]]
+            names = dict.fromkeys((*description, *earlier))
+            changed = [name for name in names if earlier.get(name) != description.get(name)]
             if changed:
                 raise UserError(
                     f"{path} was made from something else ({', '.join(changed)}): {remedy}"
@@ -270,7 +278,11 @@ class ScoreRun:
                 self.tally.early = len(self._early)
 
     async def _score(self, batch: list[_Item]) -> None:
-        lines = [i.line for i in batch if i.is_pending and i.line.number not in self._early]
+        pending = [i.line for i in batch if i.is_pending and i.line.number not in self._early]
+        for line in pending:
+            if line.problem:
+                self._early.put(_record(line, failure("invalid_input", line.problem)))
+        lines = [line for line in pending if not line.problem]
         await self.client.score(
             [line.sample for line in lines],
             self.job.options,
@@ -289,20 +301,19 @@ def _start_output(out: BinaryIO, path: Path, description: dict[str, Any]) -> Non
     write_atomic(_with_suffix(path, "meta.json"), meta, alone=True)
 
 
-async def first_info(client: ScoringClient, urls: int) -> Info:
+async def first_info(client: ScoringClient) -> Info:
     """Return `/v1/info`. If nothing listens at any URL, raise at once, not after the deadline.
 
-    A service that is loading is waited for. Raises ServiceUnreachable, RequestError."""
-    for num_remaining in reversed(range(urls)):
-        try:
-            return await client.info()
-        except ServiceUnreachable:
-            if not num_remaining:
-                raise
-        except RequestError as error:
-            if not error.retryable:
-                raise
-            break
+    A service that is loading is waited for. Raises ServiceUnreachable, RequestError, and UserError
+    if two URLs would give different scores."""
+    try:
+        infos = await client.infos()
+    except RequestError as error:
+        if not error.retryable:
+            raise
+        await client.limits()
+        infos = await client.infos()
+    check_agreement("--url", infos)
     return await client.limits()
 
 

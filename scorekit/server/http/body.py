@@ -1,32 +1,29 @@
-"""Read a request's body: check limits, then its form. Errors name the field, not its value."""
+"""Read a request's body: check limits, then its form. Errors name the field, not its value.
+
+An error that many items have is said once, with the first item and their number.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import re
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 from starlette.requests import Request
 
-from scorekit.config import MAX_ERRORS, describe_errors
+from scorekit.config import describe_errors
 from scorekit.errors import RequestError
 from scorekit.server.endpoint import Endpoint
+from scorekit.server.http.checks import LARGE, parse_json, shown_name, without_mark
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.memory_budget import MemoryReservation
-from scorekit.server.service import LARGE
+from scorekit.server.queue.memory_budget import MemoryReservation, read_body
 
-#: Values and names that a sample may have on average in a large body: several times those of any
-#: rubric.
-VALUES_A_SAMPLE = 32
-#: A separator and one value: a string, the start of an object or a list, a number or a word. It
-#: matches everywhere and never backtracks, so the whole body is scanned once.
-_VALUE = re.compile(
-    rb'[\s,:\]}]*+(?:"(?:[^"\\]++|(?:\\.)++)*+"?|[\[{]|[^\s"\[\]{},:]++|\Z)', re.DOTALL
-)
+#: An invalid request is searched for errors of at most so many items, from its first wrong item
+#: on: a request of 10,000 wrong ones would hold the loop otherwise.
+MAX_CHECKED_ITEMS = 1000
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,14 +40,15 @@ async def read_request(
     """Return the checked request, whose bytes `share` then holds.
 
     Raises RequestError if it is too large, if the budget is used up, or if its form is wrong."""
-    body = await _read_body(request, settings.max_body_bytes, share)
+    body = await read_body(request.stream(), request.headers, settings.max_body_bytes, share)
+    request.scope["body_read"] = True  # so that a refusal may leave the connection open
     parsed: Any
     if len(body) > LARGE:
         # One at a time: for a moment, parsing takes many times the size of the body.
         async with share.budget.parsing:
-            parsed = await asyncio.to_thread(_parse_large, body, shape, settings.max_samples)
+            parsed = await asyncio.to_thread(_parse, body, shape, settings.max_samples)
     else:
-        parsed = _parse(body, shape)
+        parsed = _parse(body, shape, settings.max_samples)
     share.count(getattr(parsed, shape.endpoint.field))
     return parsed
 
@@ -61,36 +59,21 @@ def read_query(request: Request, shape: RequestSchema) -> Any:
     Raises RequestError if its form is wrong."""
     params = request.query_params
     lists = {name: params.getlist(name) for name in params}
-    return _parse(bytearray(to_json(lists)), shape)
+    return _validated(to_json(lists), shape)
 
 
-async def _read_body(request: Request, max_bytes: int, share: MemoryReservation) -> bytearray:
-    too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
-    if int(request.headers.get("content-length", "0")) > max_bytes:
-        raise too_large
-    body = bytearray()
-    async with share.receiving():
-        async for chunk in request.stream():
-            if len(body) + len(chunk) > max_bytes:
-                raise too_large
-            share.reserve(len(chunk))
-            body += chunk
-    request.scope["body_read"] = True  # so that a refusal may leave the connection open
-    return body
+def _parse(body: bytes, shape: RequestSchema, max_samples: int) -> BaseModel:
+    body = without_mark(body)
+    value = parse_json(body, max_samples)
+    # JSON is parsed once for the check of its names and for the model, whose own parser would use
+    # the last of two values. That parser decides about what is refused, and how it is said.
+    with suppress(ValidationError):
+        return shape.request_type.model_validate(value)
+    del value
+    return _validated(body, shape)
 
 
-def _parse_large(body: bytearray, shape: RequestSchema, max_samples: int) -> BaseModel:
-    """Parse a large body after counting its values.
-
-    A body of megabytes may have millions of values. Parsing them takes a hundred times its bytes
-    and holds the GIL for seconds; counting does neither."""
-    max_values = VALUES_A_SAMPLE * max_samples + 1000
-    if next(islice(_VALUE.finditer(body), max_values, None), None) is not None:
-        raise RequestError("too_large", f"body: more than {max_values} values, names included")
-    return _parse(body, shape)
-
-
-def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
+def _validated(body: bytes, shape: RequestSchema) -> BaseModel:
     request_type, field = shape.request_type, shape.endpoint.field
     try:
         return request_type.model_validate_json(body)
@@ -104,19 +87,29 @@ def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
         max_items = too_long["ctx"]["max_length"]
         items = shape.endpoint.items
         raise RequestError("too_large", f"{field}: more than {max_items} {items} in a request")
-    item_errors = [
-        detail for detail in errors if detail["loc"][:1] == (field,) and len(detail["loc"]) > 1
+    unchecked = ""
+    is_of_item = [
+        detail["loc"][:1] == (field,)
+        and len(detail["loc"]) > 1
+        and isinstance(detail["loc"][1], int)
+        for detail in errors
     ]
-    if item_errors:
-        other_errors = [detail for detail in errors if detail not in item_errors]
-        errors = _item_errors(body, request_type, field) + other_errors
+    if True in is_of_item:
+        first = errors[is_of_item.index(True)]["loc"][1]
+        other_errors = [detail for i, detail in enumerate(errors) if not is_of_item[i]]
+        raw_items = from_json(body)[field]
+        item_list = raw_items if isinstance(raw_items, list) else [raw_items]
+        last = int(first) + MAX_CHECKED_ITEMS
+        errors = _item_errors(item_list[:last], request_type, field, int(first)) + other_errors
+        if len(item_list) > last:
+            unchecked = f"; {shape.endpoint.items} from {field}.{last} on were not checked"
     for detail in errors:
-        _hide_sender_names(detail, request_type)
-    raise RequestError("invalid_request", describe_errors(errors, "body"))
+        _describe_sender_names(detail, request_type)
+    raise RequestError("invalid_request", describe_errors(errors, "body") + unchecked)
 
 
-def _hide_sender_names(error: ErrorDetails, request_type: type[BaseModel]) -> None:
-    """Remove names that the sender chose from an error; list the valid fields instead."""
+def _describe_sender_names(error: ErrorDetails, request_type: type[BaseModel]) -> None:
+    """Move a name that the sender chose into the message, and list the valid fields."""
     model, location = request_type, error["loc"]
     for depth, name in enumerate(location):
         if isinstance(name, int):
@@ -125,9 +118,9 @@ def _hide_sender_names(error: ErrorDetails, request_type: type[BaseModel]) -> No
             error["loc"] = location[:depth]
             if error["type"] == "extra_forbidden":
                 valid_fields = ", ".join(model.model_fields)
-                error["msg"] = f"a field that is not known; there are {valid_fields}"
+                error["msg"] = f"{shown_name(name)} is not a known field; there are {valid_fields}"
             else:
-                error["msg"] = f"one of its further fields: {error['msg']}"
+                error["msg"] = f"{shown_name(name)}: {error['msg']}"
             return
         model = _model_in(model.model_fields[name].annotation) or model
 
@@ -140,19 +133,18 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _item_errors(body: bytearray, request_type: type[BaseModel], field: str) -> list[ErrorDetails]:
-    """Return errors of the items, in order, until there are enough to report."""
+def _item_errors(
+    items: list[Any], request_type: type[BaseModel], field: str, first: int
+) -> list[ErrorDetails]:
+    """Return errors of the items, in order. first: the index of the first wrong item."""
     (item_type,) = get_args(request_type.model_fields[field].annotation)
     adapter: TypeAdapter[Any] = TypeAdapter(item_type)
     errors: list[ErrorDetails] = []
-    raw_items = from_json(body)[field]
-    for index, item in enumerate(raw_items if isinstance(raw_items, list) else [raw_items]):
+    for index, item in enumerate(items[first:], first):
         try:
             adapter.validate_python(item)
         except ValidationError as error:
             for detail in error.errors(include_input=False, include_url=False):
                 detail["loc"] = (field, index, *detail["loc"])
                 errors.append(detail)
-        if len(errors) > MAX_ERRORS:
-            break
     return errors

@@ -4,17 +4,27 @@ uvicorn has no deadline for receiving a request and no limit on its headers, and
 timer ends with the first byte. So a client that sends a byte now and then would hold a connection,
 and the process's shutdown, forever. ASGI middleware cannot help: it runs after the headers have
 arrived.
+
+Its parser also skips the body of a request that offers another protocol (`Upgrade: h2c`, as Java's
+client sends it), and would take that body for the next request. Here such an offer is ignored, as
+RFC 9110 (7.8) allows, but for WebSockets where the server has them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+import socket
 from http import HTTPStatus
+from typing import Any, Literal
 
+import httptools
+import uvicorn
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from scorekit.errors import RequestError
+from scorekit.errors import RequestError, UserError
 
 MAX_HEAD_BYTES = 64 * 1024
 #: Seconds that a client may leave written data unread: otherwise it would hold an answer forever.
@@ -26,6 +36,16 @@ _HEAD_TOO_LARGE = RequestError(
 RESERVE = 16
 _CROWDED = RequestError("overloaded", "too many connections are open", retry_after=5.0)
 SHUTTING_DOWN = RequestError("unavailable", "the service is shutting down", retry_after=5.0)
+_NO_PROXY = RequestError("invalid_request", "CONNECT: this server is no proxy", status=400)
+_TOO_EARLY = RequestError("invalid_request", "data before the WebSocket was open", status=400)
+#: Default max connections, if the limit of open files is not lower.
+MAX_CONNECTIONS = 8192
+#: Open files besides connections: model, cache, log, sockets to an upstream server.
+OTHER_FILES = 64
+#: Longer than clients keep an idle connection (httpx: 5 s): the side that sends next closes it.
+KEEP_ALIVE_S = 65
+#: Headers that offer another protocol, besides tokens of `Connection`.
+_UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 
 
 class Connection(HttpToolsProtocol):
@@ -55,6 +75,8 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._for_health = False  # taken from the reserve
+        self._upgrade: Literal["ignored", "accepted"] | None = None  # of the request on its way
+        self._is_handed_over = False  # a WebSocket has the connection
         self._start_clock()
         self._wait_in(self.heads)
         self._make_room()
@@ -79,7 +101,10 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse; then check whether the clock has to run, and whether there is too much data."""
         self._received += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        if self._is_handed_over:
+            return
         if self.transport.is_closing() or (self._arriving is None and self._answering()):
             self._stop_clock()
         elif self._arriving == "head" and self._received > MAX_HEAD_BYTES:
@@ -106,6 +131,13 @@ class Connection(HttpToolsProtocol):
         if self._for_health and not self.url.startswith(b"/health/"):
             self._parse_refusal = _CROWDED
             raise ValueError("the parser is told to stop")
+        if self.parser.get_method() == b"CONNECT":
+            self._parse_refusal = _NO_PROXY
+            raise ValueError("the parser is told to stop")
+        if self.parser.should_upgrade():
+            self._upgrade = "accepted" if self._opens_websocket() else "ignored"
+            if self._upgrade == "ignored":
+                return  # `_parse` feeds the head again, without the offer
         self._arriving = "body"
         if self in self.heads:
             self._wait_in(self.bodies)
@@ -113,6 +145,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Note the last byte of a request."""
+        if self._upgrade == "ignored":
+            return
         self._arriving = None
         self._received = 0
         self._wait_in(None)
@@ -161,6 +195,65 @@ class Connection(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         self.transport.close()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse what was received. Ignore offers of other protocols; accept WebSockets."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self.send_400_response("")
+                return
+            except httptools.HttpParserUpgrade as pause:  # at the end of a head with an offer
+                data = data[pause.args[0] :]
+            upgrade, self._upgrade = self._upgrade, None
+            if upgrade == "accepted" and data:
+                self._received = len(data)
+                self.refuse(_TOO_EARLY)
+                return
+            if upgrade == "accepted":
+                self._hand_over()
+                return
+            data = self._head_without_offer() + data
+            # The parser would take the body for another protocol.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+
+    def _opens_websocket(self) -> bool:
+        """Return True if the head that was received opens a WebSocket, and the server has them."""
+        names = {name for name, _ in self.headers}
+        return (
+            super()._should_upgrade()
+            and self.parser.get_method() == b"GET"
+            and self.parser.get_http_version() == "1.1"
+            and not names & {b"content-length", b"transfer-encoding"}
+            and not self._answering()  # a socket must not write into the answer before it
+        )
+
+    def _should_upgrade(self) -> bool:
+        return self._upgrade == "accepted"
+
+    def _hand_over(self) -> None:
+        """Let a WebSocket have the connection."""
+        self._is_handed_over = True
+        self._wait_in(None)
+        self._stop_clock()
+        self._stop_reading_clock()
+        self.handle_websocket_upgrade()
+
+    def _head_without_offer(self) -> bytes:
+        """Return the head of the current request without what offers another protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                kept_tokens = [token for token in tokens if token.lower() not in _UPGRADE_HEADERS]
+                value = b", ".join(kept_tokens)
+            if name not in _UPGRADE_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _wait_in(self, queue: dict[Connection, None] | None) -> None:
         """Move to the end of a queue of connections that a new one may replace, or to none."""
@@ -238,6 +331,71 @@ def connection_type(
         "max_request_bytes": 2 * max_body_bytes + MAX_HEAD_BYTES,
     }
     return type("Connection", (Connection,), limits)
+
+
+def server_config(
+    app: Any,
+    *,
+    receive_timeout_s: float,
+    max_body_bytes: int,
+    max_connections: int | None = None,
+    ws: Literal["none", "auto"] = "none",
+    ws_ping_timeout: float = 20.0,
+    graceful_s: int = 1,
+) -> uvicorn.Config:
+    """Return the settings of uvicorn for any HTTP server of this project.
+
+    max_connections: None: 8,192, or what the limit of open files allows. ws: "auto" where the
+    application has WebSockets. graceful_s: seconds that answers may take once the server ends.
+    Further arguments: see `connection_type`.
+    """
+    return uvicorn.Config(
+        app,
+        http=connection_type(
+            receive_timeout_s, max_body_bytes, max_connections or _max_connections()
+        ),
+        ws=ws,
+        ws_ping_timeout=ws_ping_timeout,
+        ws_max_size=max_body_bytes,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=graceful_s,
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound, and does not listen yet. Raises UserError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: {error.strerror}; name another") from None
+    return listener
+
+
+def allow_many_connections() -> None:
+    """Raise the soft limit of open files: 1,024, the usual value, is too low for many trainers."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # some systems allow less than the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+
+
+def host_in_url(host: str) -> str:
+    """Return a host name or address as a URL has it."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _max_connections() -> int:
+    """Return how many connections fit the limit of open files, besides the reserve and others."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, files - RESERVE - OTHER_FILES))
 
 
 def _raw_answer(error: RequestError) -> bytes:

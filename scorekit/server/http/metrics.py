@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -70,6 +70,11 @@ class Metrics:
         self.tokenise_seconds = histogram(
             "tokenise_seconds", "Seconds of tokenising up to 256 samples of a request.", _SECONDS
         )
+        self.truncated = counter(
+            "truncated",
+            "Texts that were cut to the model's limit, by field of the sample.",
+            "field",
+        )
         # model
         self.model_seconds = histogram(
             "model_seconds", "Seconds of a batch in the model.", _SECONDS
@@ -96,12 +101,14 @@ class Metrics:
         peak.set_function(lambda: (memory_bytes() or (0, 0, 0))[1])
         total.set_function(lambda: (memory_bytes() or (0, 0, 0))[2])
 
-    def begin_at_zero(self, route: str) -> None:
-        """Create the series for alerts before their first event.
+    def begin_at_zero(self, route: str, texts: Iterable[str] = ()) -> None:
+        """Create the series for alerts before their first event. texts: those that may be cut.
 
         Prometheus sees no increase in a series that begins with its first failure."""
         for status in ("200", "429", "500", "503", "504"):
             self.requests.labels(route, status)
+        for text in texts:
+            self.truncated.labels(text)
 
     def _counter(self, name: str, description: str, *labels: str) -> Counter:
         return Counter(f"scorekit_{name}", description, labels, registry=self.registry)

@@ -8,33 +8,109 @@ and `Sec-Fetch-Site` (https://www.w3.org/TR/fetch-metadata/).
 
 from __future__ import annotations
 
+import hmac
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
+
+from pydantic_core import to_json
+from starlette.types import Send
 
 from scorekit.errors import RequestError
 from scorekit.net.hosts import is_address, is_loopback
-from scorekit.server.http.settings import ServiceSettings
 
 JSON = "application/json"
+KEY_HINT = "send Authorization: Bearer KEY (scorekit's clients take it from SCOREKIT_API_KEY)"
 #: A name or an address, with or without a port.
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d*)?")
 _ONCE = frozenset({b"host", b"origin", b"content-type", b"content-encoding", b"authorization"})
 
 
 class AllowedHosts:
-    """The host names of a service. Pages of these hosts may send requests.
+    """The host names of a server. Pages of these hosts may send requests.
 
-    These are loopback names, the address that it listens on, and those of --allow-host.
+    These are loopback names and `names`: the address that it listens on, and those of --allow-host.
+    local_pages: whether pages of loopback names may send requests, too. Before a WebSocket opens,
+    no browser asks for permission, so a server with WebSockets has only pages that it names.
     """
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        self.names = {settings.host.lower()} | set(settings.allowed_hosts)
+    def __init__(self, names: Iterable[str], *, local_pages: bool = True) -> None:
+        self.names = {name.lower() for name in names}
+        self.local_pages = local_pages
 
     def has(self, name: str) -> bool:
         """Return True if a host name, without its port, is allowed."""
         name = name.lower().rstrip(".")
         return is_loopback(name) or name.endswith(".localhost") or name in self.names
+
+    def has_page(self, name: str) -> bool:
+        """Return True if a page of that host may send requests."""
+        return self.has(name) if self.local_pages else name.lower().rstrip(".") in self.names
+
+
+class Access:
+    """Decides which requests a server answers. It raises nothing and logs nothing.
+
+    keys: if there are some, a request needs one of them; else pages of other sites are refused, and
+    foreign host names. key_hint: how to send one. is_open: whether a path needs neither.
+    """
+
+    def __init__(
+        self,
+        keys: Iterable[bytes],
+        hosts: AllowedHosts,
+        key_hint: str = KEY_HINT,
+        is_open: Callable[[str], bool] = lambda path: path.startswith("/health/"),
+    ) -> None:
+        self.keys, self.hosts = tuple(keys), hosts
+        self._key_hint, self.is_open = key_hint, is_open
+
+    def has_key(self, token: bytes) -> bool:
+        """Return True if a token is one of the keys."""
+        # All keys are compared, each in constant time: timing tells nothing about them.
+        matches = [hmac.compare_digest(token, key) for key in self.keys]
+        return any(matches)
+
+    def refusal(
+        self,
+        path: str,
+        raw_headers: Iterable[tuple[bytes, bytes]],
+        headers: dict[bytes, bytes],
+        token: bytes,
+        *,
+        is_page: bool = False,
+    ) -> RequestError | None:
+        """Return why a request is refused, or None.
+
+        token: what it gives as its key. is_page: it asks for the server's own page, which has no
+        data and needs no key.
+        """
+        if self.is_open(path):
+            return None
+        if (error := repeated_header(raw_headers)) is not None:
+            return error
+        if not self.keys and (error := foreign_host(headers, self.hosts)) is not None:
+            return error
+        if is_page:
+            return None
+        if self.keys and not self.has_key(token):
+            reason = "not a key of this service" if token else "this service wants a key"
+            return RequestError("unauthorized", f"{reason}: {self._key_hint}")
+        # A page with a key was given it by its user: no browser adds one by itself.
+        if not self.keys and (error := foreign_page(headers, self.hosts)) is not None:
+            return error
+        return wrong_content(headers) if has_body(headers) else None
+
+
+def bearer_token(headers: dict[bytes, bytes]) -> bytes:
+    """Return the key of `Authorization: Bearer KEY`; empty if there is none."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def has_body(headers: dict[bytes, bytes]) -> bool:
+    """Return True if a request has a body."""
+    return headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
 
 
 def repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> RequestError | None:
@@ -71,7 +147,7 @@ def foreign_page(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestE
         return None
     host = headers.get(b"host", b"").decode("latin-1")
     is_own = bool(host) and origin.partition("://")[2].lower() == host.lower()
-    if is_own or allowed.has(_name_in(origin)):
+    if is_own or allowed.has_page(_name_in(origin)):
         return None
     advice = "where the page is yours, start the service with --allow-host and the name of its host"
     return _refusal("Origin: sent by a page of another site", advice)
@@ -91,6 +167,17 @@ def wrong_content(headers: dict[bytes, bytes]) -> RequestError | None:
         message = "Content-Encoding: not supported. Send the body as it is"
         return RequestError("invalid_request", message, status=415)
     return None
+
+
+async def refuse(send: Send, error: RequestError) -> None:
+    """Answer a request with an error."""
+    body = to_json({"error": error.wire()})
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, round(error.retry_after))))
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _refusal(problem: str, what_to_do: str) -> RequestError:

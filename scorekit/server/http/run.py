@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
+import json
 import logging
-import os
-import resource
-import signal
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from datetime import UTC, datetime
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 import uvicorn
@@ -22,45 +18,46 @@ import uvicorn
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
-from scorekit.server.http.connection import RESERVE, SHUTTING_DOWN, Connection, connection_type
+from scorekit.server.http.connection import (
+    allow_many_connections,
+    host_in_url,
+    listen,
+    server_config,
+)
+from scorekit.server.http.drain import DrainingServer
 from scorekit.server.http.middleware import request_id_now
 from scorekit.server.http.settings import ServiceSettings, parse_settings
 from scorekit.server.service import ScoringService
+from scorekit.streams import protect_streams, set_report
 
 log = structlog.get_logger()
 S = TypeVar("S", bound=ServiceSettings)
 
-#: Seconds from the last answer to the end of the process. `ScoringService.close` joins the threads
-#: in less time; a thread that still runs after that is not waited for.
-EXIT_S = 8.0
-#: The same after a second signal.
-FAST_EXIT_S = 1.5
-#: Default max connections, if the limit of open files is not lower.
-MAX_CONNECTIONS = 8192
-#: Open files besides connections: model, cache, log, sockets to an upstream server.
-OTHER_FILES = 64
-#: Longer than clients keep an idle connection (httpx: 5 s): the side that sends next closes it.
-KEEP_ALIVE_S = 65
 
+def main(
+    settings_type: type[S],
+    make_backend: Callable[[S], Backend],
+    args: list[str] | None = None,
+    program: str | None = None,
+) -> NoReturn:
+    """Run a service until a signal stops it. args, program: see `parse_settings`.
 
-def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoReturn:
-    """Run a service until a signal stops it.
-
-    Exit code 0; 2 after a user's mistake; 1 after another error."""
+    Exit code 0; 2 after a user's mistake; 1 after another error. Its log decides about none of
+    them."""
+    protect_streams(stdout_is_log=True)
     try:
-        settings = parse_settings(settings_type)
+        settings = parse_settings(settings_type, args, program)
         prepare_process(settings.log_level)
         backend = make_backend(settings)
-        listener = _listen(settings.host, settings.port)
+        listener = listen(settings.host, settings.port)
         host, port = listener.getsockname()[:2]
         app = create_app(backend, settings.model_copy(update={"port": port}))
     except UserError as error:
         sys.exit(_print_error(error))
-    _allow_many_connections()
-    log.info("listening", service=backend.service, url=f"http://{_in_url(host)}:{port}")
-    server = DrainingServer(server_config(app, settings), app.state.service, settings.drain_s)
-    for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn puts these back when it ends
-        signal.signal(number, server.handle_exit)
+    allow_many_connections()
+    log.info("listening", service=backend.service, url=f"http://{host_in_url(host)}:{port}")
+    server = ServiceServer(service_config(app, settings), app.state.service, settings.drain_s)
+    server.handle_signals()
     try:
         server.run(sockets=[listener])
     except Exception:
@@ -69,100 +66,36 @@ def main(settings_type: type[S], make_backend: Callable[[S], Backend]) -> NoRetu
     server.leave()
 
 
-def server_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
-    """Return the settings of uvicorn for the application."""
-    return uvicorn.Config(
+def service_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
+    """Return the settings of uvicorn for a service."""
+    return server_config(
         app,
-        http=connection_type(
-            settings.receive_timeout_s,
-            settings.max_body_bytes,
-            settings.max_connections or _max_connections(),
-        ),
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=1,  # `_drain` has waited before
-    )
+        receive_timeout_s=settings.receive_timeout_s,
+        max_body_bytes=settings.max_body_bytes,
+        max_connections=settings.max_connections,
+    )  # `_drain` waits for answers
 
 
-class DrainingServer(uvicorn.Server):
-    """A server that drains on SIGTERM or SIGINT: new requests get 503, accepted ones are answered.
-
-    A request is accepted when its body was received completely. A request that is not answered
-    after `drain_s`, or at a second signal, gets 503 if nothing was sent yet; then the exit code is
-    1, else 0. uvicorn itself would close the listener at once (connection refused instead of 503)
-    and raise the signal again at the end.
-    """
+class ServiceServer(DrainingServer):
+    """The server of one service: it also ends when the model dies."""
 
     def __init__(self, config: uvicorn.Config, service: ScoringService, drain_s: float) -> None:
-        super().__init__(config)
+        super().__init__(config, drain_s)
         self.service = service
-        self.drain_s = drain_s
-        self.exit_code = 0
-        self._is_second_signal = False  # by a second signal
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._exit_timer: threading.Timer | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve requests, and watch the loading of the model meanwhile."""
-        self._loop = asyncio.get_running_loop()
         watch = asyncio.create_task(self._watch_model())
         await super().serve(sockets)
         watch.cancel()
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to drain (called by the signal handler)."""
-        # Do not log here: this thread may hold the log's lock when the signal arrives.
-        if self._loop is None or self._exit_timer is not None:  # no request waits for an answer
-            _exit_now(self.exit_code)
-        if self.service.draining:
-            self.drain_s, self._is_second_signal = 0.0, True
-            return
+    def refuse_requests(self) -> None:
+        """Answer new requests with 503."""
         self.service.draining = True
-        self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain(sig)))
 
-    async def _drain(self, sig: int) -> None:
-        log.info("draining", signal=signal.Signals(sig).name)
-        started = time.monotonic()
-        while (unanswered := self._unanswered()) and time.monotonic() - started < self.drain_s:
-            await asyncio.sleep(0.02)
-        if unanswered:
-            log.warning("drain_deadline", unanswered_requests=len(unanswered))
-            self.exit_code = 1
-        for connection in unanswered:
-            connection.refuse(SHUTTING_DOWN)
-        self._stop_serving(self.exit_code)
-
-    def _stop_serving(self, exit_code: int) -> None:
-        """Stop the server, and set a timer that ends the process if something hangs."""
-        self.exit_code = exit_code
-        self.should_exit = True
-        seconds = FAST_EXIT_S if self._is_second_signal else EXIT_S
-        self._exit_timer = threading.Timer(seconds, _exit_with_running_threads, [exit_code])
-        self._exit_timer.daemon = True
-        self._exit_timer.start()
-
-    def leave(self) -> NoReturn:
-        """End the process, after `run`.
-
-        If a thread computes in torch while the interpreter shuts down, C++ aborts the process. So
-        if a thread still runs (a long batch, a kernel that hangs, a model that loads), the process
-        ends without the shutdown of the interpreter.
-        """
-        if self._exit_timer is not None:
-            self._exit_timer.cancel()
-            self._exit_timer.join()
-        if any(thread.daemon for thread in threading.enumerate()):
-            _exit_with_running_threads(self.exit_code)
-        sys.exit(self.exit_code)
-
-    def _unanswered(self) -> list[Connection]:
-        connections = cast(set[Connection], self.server_state.connections)
-        return [connection for connection in connections if connection.owes_answer]
+    def note(self, event: str, **fields: Any) -> None:
+        """Write a line to the log."""
+        (log.warning if event == "drain_deadline" else log.info)(event, **fields)
 
     async def _watch_model(self) -> None:
         """End the process when the model dies, so that a supervisor can restart it."""
@@ -173,57 +106,12 @@ class DrainingServer(uvicorn.Server):
             gc.freeze()  # the model is never garbage: exclude it from collections
             while not self.service.batcher.is_dead:
                 await asyncio.sleep(0.5)
-            self._stop_serving(1)
+            self.stop_serving(1)
         except UserError as error:
-            self._stop_serving(_print_error(error))
+            self.stop_serving(_print_error(error))
         except Exception:
             log.critical("loading_failed", exc_info=True)
-            self._stop_serving(1)
-
-
-def _exit_with_running_threads(exit_code: int) -> NoReturn:
-    """End the process without the threads that still run."""
-    running = [thread.name for thread in threading.enumerate() if thread.daemon]
-    log.info("threads_left_behind", threads=running)
-    _exit_now(exit_code)
-
-
-def _exit_now(exit_code: int) -> NoReturn:
-    """End the process without the shutdown of the interpreter, after flushing the logs."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, full, or locked by an interrupted write
-            stream.flush()
-    os._exit(exit_code)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror}; name another") from None
-    return listener
-
-
-def _allow_many_connections() -> None:
-    """Raise the soft limit of open files: 1,024, the usual value, is too low for many trainers."""
-    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(ValueError, OSError):  # some systems allow less than the hard limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-
-
-def _max_connections() -> int:
-    """Return how many connections fit the limit of open files, besides the reserve and others."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if files == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(1, min(MAX_CONNECTIONS, files - RESERVE - OTHER_FILES))
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+            self.stop_serving(1)
 
 
 def _print_error(error: UserError) -> int:
@@ -276,8 +164,16 @@ def _configure_logs(level: str) -> None:
             foreign_pre_chain=shared,
         )
     )
+    set_report(_lost_lines)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(True)  # otherwise warnings are plain text between the JSON lines
+
+
+def _lost_lines(count: int, reason: str) -> str:
+    """Return the line of the log for lines that could not be written."""
+    timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    fields = {"lines": count, "reason": reason, "event": "log_lines_lost"}
+    return json.dumps({**fields, "level": "warning", "timestamp": timestamp}, ensure_ascii=False)
 
 
 def _add_request_id(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:

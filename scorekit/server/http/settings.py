@@ -4,22 +4,19 @@ service's prefix (`METRICX_MAX_SAMPLES`), and documented here. Secrets are never
 
 from __future__ import annotations
 
-import re
 import stat
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import structlog
 from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, CliApp, CliToggleFlag, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliToggleFlag, SettingsConfigDict, SettingsError
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
-from scorekit.net.hosts import is_address, is_loopback
+from scorekit.net.hosts import host_names, is_loopback
 
 log = structlog.get_logger()
-
-_HOST_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
 class ServiceSettings(BaseSettings):
@@ -130,20 +127,13 @@ class ServiceSettings(BaseSettings):
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
         """Return the names in `allow_host`."""
-        return _names_in(self.allow_host)
+        return host_names(self.allow_host)
 
     @field_validator("allow_host")
     @classmethod
     def _bare_names(cls, value: str) -> str:
-        for name in _names_in(value):
-            if not (_HOST_NAME.fullmatch(name) or is_address(name)):
-                raise ValueError(f"{name!r} is no host name. Give it as in judge.example")
+        host_names(value)
         return value
-
-
-def _names_in(text: str) -> tuple[str, ...]:
-    """Return the names in a list with commas, as they are compared."""
-    return tuple(name.strip().lower().rstrip(".") for name in text.split(",") if name.strip())
 
 
 class Secrets(BaseSettings):
@@ -161,12 +151,19 @@ class Secrets(BaseSettings):
 S = TypeVar("S", bound=ServiceSettings)
 
 
-def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
+def parse_settings(
+    settings_type: type[S], args: list[str] | None = None, program: str | None = None
+) -> S:
     """Return settings from flags, then environment, then defaults.
 
-    Raises UserError for a bad value or an unknown flag."""
+    args: None: those of this process. program: the command's name in its help; None: the
+    service's module. Raises UserError for a bad value or an unknown flag."""
     try:
-        return CliApp.run(settings_type, cli_args=args, cli_exit_on_error=False)
+        return settings_type(
+            _cli_parse_args=True if args is None else args,
+            _cli_exit_on_error=False,
+            _cli_prog_name=program,
+        )
     except SettingsError as error:
         problem = str(error).removeprefix("error parsing CLI: ")
         raise UserError(f"{problem}{_flag_meant(settings_type, problem)}; see --help") from None

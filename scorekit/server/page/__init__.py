@@ -29,7 +29,6 @@ def add_page(app: FastAPI, kind: str, service: str) -> None:
     """Serve the page of a kind of service (`Endpoint.page`) at `/`. service: the displayed name."""
     body, headers = make_page(kind, service)
 
-    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
         cached_tags = {tag.strip() for tag in request.headers.get("if-none-match", "").split(",")}

@@ -20,13 +20,14 @@ from typing import Any
 import structlog
 
 from scorekit.errors import RequestError
-from scorekit.server.backend import Backend, workers_of
+from scorekit.server.backend import Backend, spare_workers_of, workers_of
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.admission import LINES, AdmissionController
 from scorekit.server.queue.in_flight import PendingItem, PendingRequest
+from scorekit.server.queue.length_log import LengthLog
 from scorekit.server.queue.model_queue import ModelQueue
 from scorekit.server.queue.model_thread import ModelThread
 from scorekit.server.queue.tokenizer_queue import TokenizerQueue
@@ -38,6 +39,14 @@ from scorekit.server.queue.tokenizer_thread import (
 )
 
 log = structlog.get_logger()
+
+
+def _write_lengths(service: str, cut: int, refused: int, cut_by_name: Mapping[str, int]) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not end the tokenizer's thread
+        log.warning(
+            "overlong_inputs", service=service, cut=cut, refused=refused, cut_texts=cut_by_name
+        )
+
 
 #: A request is large if it fills more than so many batches, for each of the model's workers.
 LARGE = 4
@@ -61,7 +70,13 @@ class Batcher:
         bulk_wait_s = settings.bulk_patience_s
         self._tokenizer_queue = TokenizerQueue(bulk_wait_s)  # owner: any
         self._window_queue = TokenizerQueue(bulk_wait_s)  # owner: any; texts to split into windows
-        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; tokenized samples
+        self._workers, spare_workers = (
+            workers_of(backend),
+            spare_workers_of(backend),
+        )  # owner: fixed
+        self.ready = ModelQueue(  # owner: any; tokenized samples
+            0, bulk_wait_s, self._workers if spare_workers else None
+        )
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
         )
@@ -72,6 +87,10 @@ class Batcher:
             self._model.timing,
             self._tokenizer_queue,
             on_scored,
+        )
+        self._length_log = LengthLog(  # owner: any
+            partial(_write_lengths, backend.service),
+            lambda name: metrics.truncated.labels(name).inc(),
         )
         uncut = getattr(backend, "encode_uncut", None)
         min_stall_s = settings.stall_after or 0.0
@@ -86,6 +105,7 @@ class Batcher:
                 self.ready,
                 lambda: self.in_flight,
                 self._deliver,
+                self._length_log,
             )
 
         self._tokenizer_threads = [  # owner: fixed; the second one splits texts into windows
@@ -95,8 +115,7 @@ class Batcher:
             cutter = new_thread(backend.encode, CUT_STALL_S, self._window_queue)
             self._tokenizer_threads.append(cutter)
         thread_targets = [("tokenise", thread.run) for thread in self._tokenizer_threads]
-        self._workers = workers_of(backend)  # owner: fixed
-        thread_targets += [("model", self._model.run)] * self._workers
+        thread_targets += [("model", self._model.run)] * (self._workers + spare_workers)
         self._most_wait_s = settings.unready_after or settings.timeout_s / 2  # owner: fixed
         self._waits_long = False  # owner: loop
         for line in LINES:
@@ -128,6 +147,7 @@ class Batcher:
         self._tokenizer_queue.stop()
         self._window_queue.stop()
         self.ready.stop()
+        self._length_log.flush()
         until = time.monotonic() + wait_s
         for thread in self._threads:
             if thread.is_alive():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sized
+from collections.abc import AsyncIterator, Mapping, Sized
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -23,6 +23,29 @@ _LARGE = 2**20
 #: Bytes that a sender has to send in `_STRETCH_S`, or it is slow.
 _STRETCH, _STRETCH_S = 64 * 1024, 1.0
 _RETRY_AFTER_S = 2.0
+
+
+async def read_body(
+    chunks: AsyncIterator[bytes],
+    headers: Mapping[str, str],
+    max_bytes: int,
+    share: MemoryReservation,
+) -> bytes:
+    """Return the body of a request, whose bytes `share` then holds.
+
+    chunks: of the body, as they arrive. Raises RequestError if it is too large, or if the budget is
+    used up."""
+    too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
+    if int(headers.get("content-length", "0")) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async with share.receiving():
+        async for chunk in chunks:
+            if len(body) + len(chunk) > max_bytes:
+                raise too_large
+            share.reserve(len(chunk))
+            body += chunk
+    return bytes(body)
 
 
 class MemoryBudget:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -11,10 +12,40 @@ from scorekit.server.queue.batch_queue import WINDOW, PriorityBatchQueue
 from scorekit.server.queue.in_flight import InFlightSample, window_flights
 
 
-class ModelQueue:
-    """A `PriorityBatchQueue` with a lock, and a method that waits for a batch."""
+class BusyWorker:
+    """A worker that has taken a batch of the queue (`backend.Worker`)."""
 
-    def __init__(self, max_tokens: int, bulk_patience_s: float) -> None:
+    def __init__(self, queue: ModelQueue) -> None:
+        self._queue = queue  # owner: fixed
+        # The backend's thread changes it in `forward`, the model's thread after that.
+        self._is_busy = True  # owner: any
+
+    def release(self) -> None:
+        """Let another worker take a batch; a second call does nothing."""
+        if self._is_busy:
+            self._is_busy = False
+            self._queue.count_busy(-1)
+
+    def resume(self) -> None:
+        """Count the worker as busy again."""
+        if not self._is_busy:
+            self._is_busy = True
+            self._queue.count_busy(1)
+
+
+class ModelQueue:
+    """A `PriorityBatchQueue` with a lock, and a method that waits for a batch.
+
+    max_busy: most batches that are taken and not finished, those of released workers aside; None:
+    no such limit, because there are no more threads than that.
+    """
+
+    def __init__(
+        self, max_tokens: int, bulk_patience_s: float, max_busy: int | None = None
+    ) -> None:
+        self.counts_workers = max_busy is not None  # owner: fixed
+        self._max_busy = math.inf if max_busy is None else max_busy  # owner: fixed
+        self._busy = 0  # owner: lock _changed
         self._changed = threading.Condition()  # owner: any
         self._queue = PriorityBatchQueue(max_tokens, bulk_patience_s)  # owner: lock _changed
         self._stopped = False  # owner: lock _changed
@@ -56,11 +87,19 @@ class ModelQueue:
         """Wait for the next batch and return it: empty after `wait_s`, None once stopped."""
         with self._changed:
             while not self._stopped:
-                if batch := self._queue.take(time.monotonic()):
+                if self._busy < self._max_busy and (batch := self._queue.take(time.monotonic())):
+                    self._busy += self.counts_workers
                     return batch
                 if not self._changed.wait(wait_s):
                     return []
         return None
+
+    def count_busy(self, change: int) -> None:
+        """Change the number of busy workers by 1 or -1."""
+        with self._changed:
+            self._busy += change
+            if change < 0:
+                self._changed.notify()
 
     def stop(self) -> None:
         """Stop the queue and wake all waiting threads."""

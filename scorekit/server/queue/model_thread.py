@@ -22,7 +22,7 @@ from scorekit.server.queue.batch import (
 )
 from scorekit.server.queue.batch_timing import BatchTimeModel
 from scorekit.server.queue.in_flight import InFlightSample
-from scorekit.server.queue.model_queue import ModelQueue
+from scorekit.server.queue.model_queue import BusyWorker, ModelQueue
 
 log = structlog.get_logger()
 
@@ -96,18 +96,27 @@ class ModelThread:
         """Score batches until the queue is stopped."""
         while (batch := self._ready.take(PROBE_S if self.failing else None)) is not None:
             if batch:
-                self._score(batch)
+                worker = BusyWorker(self._ready) if self._ready.counts_workers else None
+                try:
+                    self._score(batch, worker)
+                finally:
+                    if worker is not None:
+                        worker.release()
             elif self.failing:  # no batch arrived: probe the model
                 self.failing = not self._works_again()
 
-    def _score(self, batch: list[InFlightSample]) -> None:
+    def _score(self, batch: list[InFlightSample], worker: BusyWorker | None) -> None:
         encoded = [
-            _with_timeout(flight, item) for flight in batch if (item := flight.encoded) is not None
+            _with_caller(flight, item, worker)
+            for flight in batch
+            if (item := flight.encoded) is not None
         ]
         started = time.monotonic()
         check = self._backend.endpoint.outcome_error
         outcomes = run_batch(self._forward, encoded, check, self._shrink)
         seconds = time.monotonic() - started
+        for item in encoded:
+            item.is_wanted = item.worker = None  # each refers to what refers to the item
         self._deliver(batch, outcomes, started, seconds)
         if not any(map(has_failed, outcomes)):  # otherwise parts of it ran several times
             self.timing.observe(padded_tokens(encoded), len(batch), seconds)
@@ -156,8 +165,11 @@ class ModelThread:
         metrics.padding_tokens.inc(max(0, padded_tokens(encoded) - real))
 
 
-def _with_timeout(flight: InFlightSample, encoded: Encoded) -> Encoded:
-    """Return the item with the longest timeout of the requests that wait for it."""
+def _with_caller(flight: InFlightSample, encoded: Encoded, worker: BusyWorker | None) -> Encoded:
+    """Return the item with what `forward` may know of the requests that wait for it: the longest
+    timeout, and whether there are any; and with the worker that has it."""
     granted = [job.timeout_s for job, _ in tuple(flight.waiters)]
     encoded.timeout_s = max(granted, default=None)
+    encoded.is_wanted = lambda: bool((flight.parent or flight).waiters)
+    encoded.worker = worker
     return encoded

@@ -15,6 +15,7 @@ from scorekit.server.http.metrics import Metrics
 from scorekit.server.queue.batch import may_be_sample_error
 from scorekit.server.queue.batch_timing import BatchTimeModel
 from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.queue.length_log import LengthLog
 from scorekit.server.queue.model_queue import ModelQueue
 from scorekit.server.queue.tokenizer_queue import TokenizerQueue, TokenizeTask
 
@@ -45,6 +46,7 @@ class TokenizerThread:
         ready: ModelQueue,
         in_flight: Callable[[], int],
         refuse: Refuse,
+        length_log: LengthLog,
     ) -> None:
         self._encode_all = encode  # owner: fixed
         self._to_cut = to_cut  # owner: any
@@ -53,6 +55,7 @@ class TokenizerThread:
         self._ready = ready  # owner: any
         self._in_flight = in_flight  # owner: any
         self._refuse = refuse  # owner: any
+        self._length_log = length_log  # owner: any
         self.timing = BatchTimeModel(stall_after_s)  # owner: tokenizer
 
     def run(self) -> None:
@@ -70,6 +73,7 @@ class TokenizerThread:
         started = time.perf_counter()
         encoded = self._encode([sample for _, sample in waiting], task.options) if waiting else []
         seconds = time.perf_counter() - started
+        self._length_log.note(encoded)
         task.job.tokenise_s += seconds
         self._metrics.tokenise_seconds.observe(seconds)
         new: list[tuple[InFlightSample, Encoded]] = []

@@ -9,6 +9,13 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+from scorekit.text.numbers.conflicts import (
+    Conflicts,
+    Kind,
+    cannot_be_swapped,
+    find_conflicts,
+    kinds,
+)
 from scorekit.text.numbers.forms import NumberedText, NumberForms
 from scorekit.text.numbers.read import Number
 
@@ -36,8 +43,6 @@ _SENTENCE_END = re.compile(r"[.!?。！？]\s")
 #: The smallest number of three digits.
 _LONG = Fraction(100)
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
-#: "1.234" is above a thousand in German, and between 1 and 2 in English.
-_EITHER_MARK = re.compile(r"\d{1,3}[.,]\d{3}")
 
 
 class NumberFindings(NamedTuple):
@@ -45,13 +50,17 @@ class NumberFindings(NamedTuple):
 
     expected: numbers of the source that a translation must have. missing: expected numbers that it
     has in no form. certain: missing numbers that cannot be expressed without a number. swapped:
-    "25, 40" if a list has these numbers in another order. doubts: other possible errors.
+    "25, 40" if a list has these numbers in another order. conflicts: what is certainly said
+    otherwise, "5 miles is 5 km". likely: such conflicts that have a rare explanation. doubts: other
+    possible errors.
     """
 
     expected: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     certain: tuple[str, ...] = ()
     swapped: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    likely: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
 
 
@@ -59,21 +68,45 @@ def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     """Compare the numbers of two texts."""
     required = src.required()
     reversed_decimals = _reversed_decimals(src, mt)
+    conflicts = find_conflicts(src, mt)
     missing = [
         text
-        for text, forms in required.items()
+        for text, forms in _without(required, src, conflicts.in_src).items()
         if text in reversed_decimals or not _is_said(forms, mt)
     ]
-    surplus = [text for text, forms in mt.required().items() if not _is_said(forms, src)]
+    surplus = [
+        text
+        for text, forms in _without(mt.required(), mt, conflicts.in_mt).items()
+        if not _is_said(forms, src)
+    ]
     swapped, moved = _find_moved(src, mt)
+    misread, misread_money = _misread(src, mt, conflicts)
     doubts = [f"{text} is not in the source" for text in surplus]
     doubts += [f"{text} may have changed places" for text in moved]
-    doubts += [f"{text} is another value here" for text in _misread(src, mt)]
-    doubts += _lost_sign(src.text, mt.text)
+    doubts += [f"{text} is another value here" for text in misread]
+    doubts += _lost_sign(src, mt, conflicts)
     certain = _certainly_missing(missing, src, mt, is_replaced=bool(surplus))
     return NumberFindings(
-        tuple(required), tuple(missing), tuple(certain), tuple(swapped), tuple(doubts)
+        tuple(required),
+        tuple(missing),
+        tuple(certain),
+        tuple(swapped),
+        (*conflicts.certain, *(f"{text} is another value here" for text in misread_money)),
+        tuple(conflicts.likely),
+        (*doubts, *conflicts.doubts),
     )
+
+
+def _without(
+    required: dict[str, NumberForms], text: NumberedText, explained: set[int]
+) -> dict[str, NumberForms]:
+    """Return the required numbers but those that the other text has in another unit or form."""
+    if not explained:
+        return required
+    open_texts = {
+        text.written(number) for index, number in enumerate(text.numbers) if index not in explained
+    }
+    return {written: forms for written, forms in required.items() if written in open_texts}
 
 
 def _is_said(forms: NumberForms, other: NumberedText) -> bool:
@@ -115,20 +148,50 @@ def _certainly_missing(
             yield text
 
 
-def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
-    """Yield numbers that equal the source's if the decimal mark is the other language's."""
-    values = {number.values[0] for number in src.numbers if number.values}
-    for number in mt.numbers:
-        is_other = number.values[:1] and number.values[0] not in values
-        if is_other and values & {*number.values} and _EITHER_MARK.fullmatch(mt.written(number)):
-            yield mt.written(number)
+def _misread(
+    src: NumberedText, mt: NumberedText, conflicts: Conflicts
+) -> tuple[list[str], list[str]]:
+    """Return (doubtful, certain) numbers that equal the other text's only if their mark is the
+    other language's: 2.350 in German is not 2.35 in English. It is certain of money."""
+    doubtful: list[str] = []
+    certain: list[str] = []
+    for text, other in ((mt, src), (src, mt)):
+        marked = [
+            (index, number)
+            for index, number in enumerate(text.numbers)
+            if text.has_mark(number)
+            and index not in (conflicts.in_src if text is src else conflicts.in_mt)
+        ]
+        if not marked:
+            continue
+        likeliest = {number.values[0] for number in other.numbers if number.values}
+        stated = other.stated if text is src else likeliest
+        for index, number in marked:
+            written = text.written(number)
+            if number.values[0] in stated or likeliest.isdisjoint(number.values[1:]):
+                continue
+            is_money = any(
+                quantity.sure
+                and quantity.first <= index <= quantity.last
+                and quantity.units[0].measure == "money"
+                for quantity in text.quantities
+            )
+            if written not in doubtful and written not in certain:
+                (certain if is_money else doubtful).append(written)
+    return doubtful, certain
 
 
-def _lost_sign(src: str, mt: str) -> Iterator[str]:
+def _lost_sign(src: NumberedText, mt: NumberedText, conflicts: Conflicts) -> Iterator[str]:
     """Yield a doubt if one text has a number below zero and the other has nothing to express it."""
-    for text, other, which in ((src, mt, "translation"), (mt, src, "source")):
-        below = _BELOW_ZERO.search(text)
-        if below and not _MAY_BE_BELOW.search(other):
+    for text, other, which, explained in (
+        (src, mt, "translation", conflicts.in_src),
+        (mt, src, "source", conflicts.in_mt),
+    ):
+        below = _BELOW_ZERO.search(text.text) if text.numbers else None
+        if below is None or _MAY_BE_BELOW.search(other.text):
+            continue
+        starts = {text.numbers[index].start for index in explained}
+        if starts.isdisjoint(range(*below.span())):
             yield f"{below.group().strip()} is above zero in the {which}"
 
 
@@ -141,12 +204,27 @@ def _find_moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[st
     Only numbers that each text has once are compared.
     """
     expected = [number for number in src.numbers if not src.is_optional(number)]
+    if len(expected) < 2:
+        return [], []
     partners = _partners(expected, src, mt)
     swapped: list[str] = []
     moved: list[str] = []
+    position_by_id: dict[int, int] = {}
+    kinds_src: dict[int, Kind] = {}
+    kinds_mt: dict[int, Kind] = {}
     for index, (first_number, second_number) in enumerate(pairwise(expected)):
         first, second = partners[index], partners[index + 1]
         if first is None or second is None or first < second:
+            continue
+        if not position_by_id:
+            kinds_src, kinds_mt = kinds(src), kinds(mt)
+            position_by_id = {id(number): position for position, number in enumerate(src.numbers)}
+        pair_kinds = [
+            kinds_src.get(position_by_id[id(number)]) for number in (first_number, second_number)
+        ]
+        if cannot_be_swapped(
+            pair_kinds[0], pair_kinds[1], [kinds_mt.get(first), kinds_mt.get(second)]
+        ):
             continue
         is_list = first - second == 1 and all(
             _is_list(text[left.end : right.start])
@@ -158,7 +236,28 @@ def _find_moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[st
         (swapped if is_list else moved).append(
             f"{src.written(first_number)}, {src.written(second_number)}"
         )
-    return swapped, moved
+    if position_by_id:
+        moved += _moved_of_a_kind(expected, partners, src, position_by_id, kinds_src)
+    return swapped, [*dict.fromkeys(moved)]
+
+
+def _moved_of_a_kind(
+    expected: list[Number],
+    partners: list[int | None],
+    src: NumberedText,
+    position_by_id: dict[int, int],
+    kinds_src: dict[int, Kind],
+) -> Iterator[str]:
+    """Yield the numbers of one kind, with others between them, that are in another order."""
+    last: dict[tuple[str, str], tuple[int, Number]] = {}
+    for number, partner in zip(expected, partners, strict=True):
+        kind = kinds_src.get(position_by_id[id(number)])
+        if kind is None or partner is None or kind[0] in ("date", "share"):
+            continue
+        key = (kind[0], min(kind[1], default=""))
+        if key in last and last[key][0] > partner:
+            yield f"{src.written(last[key][1])}, {src.written(number)}"
+        last[key] = (partner, number)
 
 
 def _is_list(between: str) -> bool:

@@ -8,8 +8,20 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
+from scorekit.text.numbers.moments import (
+    DATE_SIGNS,
+    FREQUENCY_SIGNS,
+    TIME_SIGNS,
+    WEEKDAY_SIGNS,
+    Moment,
+    find_dates,
+    find_frequencies,
+    find_times,
+    find_weekdays,
+)
 from scorekit.text.numbers.read import Number, numbers, prepared
 from scorekit.text.numbers.table import Table
+from scorekit.text.numbers.units import NumberWithUnit, read_quantities
 
 #: Alternative sets of values: all values of any one set state the number.
 NumberForms = list[frozenset[Fraction]]
@@ -23,8 +35,14 @@ _ROMAN_VALUES |= {"XI": 11, "XII": 12, "XIII": 13, "XIV": 14, "XV": 15, "XVI": 1
 _ROMAN = re.compile(rf"\b(?:{'|'.join(_ROMAN_VALUES)})\b")
 #: "6·25", "9·11": such historical dates are often expressed differently.
 _DOT = re.compile("[·ㆍ‧・\u119e]")
+#: "1.234" is above a thousand in German, and between 1 and 2 in English.
+_EITHER_MARK = re.compile(r"\d{1,3}[.,]\d{3}")
+_MARK = re.compile(r"(?<!\d)\d{1,3}[.,]\d{3}(?![\d.,])")
 #: Two numbers that may be a day and a month: "12/25", "31. 12."
 _APART = re.compile(r"(?<![\d.,/])(\d{1,2})(?:/(?!\d+[.,]\d)|\. (?=\d+\.))(\d{1,2})(?!\d)")
+#: Of texts with more numbers, units, times and bounds are not compared: the time would be the
+#: square of their length.
+_MOST_NUMBERS = 150
 #: Characters between two numbers that may belong together.
 _NEAR = 20
 #: A unit, a smaller one, and how many of the second make the first.
@@ -59,6 +77,7 @@ _TWO_UNITS = tuple(
 )
 #: "2조 원" is money and not an article of a law.
 _MONEY = re.compile(r" ?\d{0,4}[천백]? ?[억만]? ?(?:여 ?)?(?:원|달러|엔|유로|위안|파운드)")
+_SECOND_HALF = re.compile("후반전? |下半场|下半場")
 _HALF, _QUARTER = Fraction(1, 2), Fraction(1, 4)
 _PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
 _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5 * _HALF}
@@ -75,6 +94,10 @@ class NumberedText:
     def written(self, number: Number) -> str:
         """Return the number as the text writes it."""
         return self.text[number.start : number.end]
+
+    def has_mark(self, number: Number) -> bool:
+        """Return whether the number has one mark, of thousands or of decimals: "1.234"."""
+        return len(number.values) > 1 and _EITHER_MARK.fullmatch(self.written(number)) is not None
 
     def follows(self, name: str, number: Number) -> bool:
         """Return whether text of this pattern of the table follows the number."""
@@ -115,6 +138,69 @@ class NumberedText:
             else []
             for first, second in pairwise(self.numbers)
         ]
+
+    @property
+    def is_table(self) -> bool:
+        """Return True if there are too many numbers to compare each with each."""
+        return len(self.numbers) > _MOST_NUMBERS
+
+    @cached_property
+    def quantities(self) -> list[NumberWithUnit]:
+        """The numbers with a unit, in order; none of a text with too many numbers."""
+        if self.is_table:
+            return []
+        values = [
+            # "1.234" is what its language says, or the mark is lost
+            number.values[:1] if _MARK.search(self.written(number)) else (*self.values_of(number),)
+            for number in self.numbers
+        ]
+        return read_quantities(self.text, self.numbers, values, self.table.language)
+
+    @cached_property
+    def times(self) -> list[Moment]:
+        """The times of the day, in order; none of a text with too many numbers."""
+        return [] if self.is_table else find_times(self.text, self.table.language)
+
+    @cached_property
+    def dates(self) -> list[Moment]:
+        """The dates with a day and a month, in order; none of a text with too many numbers."""
+        return [] if self.is_table else find_dates(self.text, self.table.language)
+
+    @cached_property
+    def weekdays(self) -> list[Moment]:
+        """The days of the week, in order."""
+        return find_weekdays(self.text, self.table.language)
+
+    @cached_property
+    def frequencies(self) -> list[Moment]:
+        """Return how often something happens a day or a week, in order."""
+        return find_frequencies(self.text, self.table.language)
+
+    @property
+    def may_have_frequencies(self) -> bool:
+        """Return True if it is worth looking for frequencies."""
+        return any(sign in self.text for sign in FREQUENCY_SIGNS[self.table.language])
+
+    @property
+    def may_have_times(self) -> bool:
+        """Return True if it is worth looking for times."""
+        signs = TIME_SIGNS[self.table.language]
+        return any(sign in self.text for sign in signs) or any(
+            len(number.parts) == 2 or self.follows("clock", number) for number in self.numbers
+        )
+
+    @property
+    def may_have_dates(self) -> bool:
+        """Return True if it is worth looking for dates."""
+        signs = DATE_SIGNS[self.table.language]
+        return any(sign in self.text for sign in signs) or any(
+            len(number.parts) == 3 for number in self.numbers
+        )
+
+    @property
+    def may_have_weekdays(self) -> bool:
+        """Return True if it is worth looking for days of the week."""
+        return any(sign in self.text for sign in WEEKDAY_SIGNS[self.table.language])
 
     def required(self) -> dict[str, NumberForms]:
         """Return the numbers that a translation must have, as the text writes them: their forms."""
@@ -167,6 +253,9 @@ class NumberedText:
             yield from (value * 10, value / 10, 100 - value * 10)
         if self.follows("half", number):
             yield value + _HALF
+        is_minute = value <= 45 and number.digits and self.follows("minutes", number)
+        if is_minute and _SECOND_HALF.search(self.text, max(0, number.start - 8), number.start):
+            yield value + 45  # of a match
 
     def single_forms(self, number: Number) -> Iterator[Fraction]:
         """Yield the values that state the number by themselves, by a calendar or clock, too."""

@@ -68,10 +68,18 @@ def prepared(text: str) -> str:
     """Return the text for reading: NFKC, without links, tags, placeholders and raised digits.
 
     A mixed fraction ("2½", "2 1/2") and tenths ("3할 4푼 9리") become decimals."""
-    text = _VULGAR.sub(lambda match: f" {match.group()} ", _RAISED.sub(" ", text))
-    text = _LEFT_OUT.sub(" ", normalized("NFKC", text).replace("\u2044", "/"))
-    text = _TENTHS.sub(r"0.\1\2\3", _BARE_POINT.sub("0.", text))
-    return _AND_A_PART.sub(lambda match: _DECIMALS[match.group(1)], text)
+    if not text.isascii():
+        text = text.replace("m²", "m2").replace("m³", "m3")  # units
+        text = _VULGAR.sub(lambda match: f" {match.group()} ", _RAISED.sub(" ", text))
+        text = normalized("NFKC", text).replace("\u2044", "/")
+    text = _LEFT_OUT.sub(" ", text)
+    if "." in text:
+        text = _BARE_POINT.sub("0.", text)
+    if "할" in text:
+        text = _TENTHS.sub(r"0.\1\2\3", text)
+    if "/" in text:
+        text = _AND_A_PART.sub(lambda match: _DECIMALS[match.group(1)], text)
+    return text
 
 
 def numbers(text: str, table: Table) -> Iterator[Number]:

@@ -48,11 +48,12 @@ Word = tuple[str, Fraction]
 class Table:
     """The number words of one language.
 
-    mixed: True if a number can have digits after a scale ("1억 2천만", "3亿5000万"). decimal: the
-    mark before decimals; the other one of "." and "," groups digits by three. words: folded word ->
-    (kind, value). hints: folded word -> values.
+    language: its MADLAD-400 id. mixed: True if a number can have digits after a scale ("1억 2천만",
+    "3亿5000万"). decimal: the mark before decimals; the other one of "." and "," groups digits by
+    three. words: folded word -> (kind, value). hints: folded word -> values.
     """
 
+    language: str
     mixed: bool
     decimal: str
     words: Mapping[str, Word]
@@ -87,7 +88,8 @@ def read_table(name: str) -> Table:
         parts[section.upper()] = _any_of(dict.fromkeys(w for _, w in _rows(data.get(section, {}))))
     add_parts(parts, data.get("names", {}))
     patterns = compiled(data["patterns"], parts)
-    return Table(data["mixed"], data["decimal"], long | short, hints, patterns)
+    language = next(code for code, file in FILES.items() if file == name)
+    return Table(language, data["mixed"], data["decimal"], long | short, hints, patterns)
 
 
 def _words(kinds: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Word]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import installed_versions
+from services.retriever.backends.lines import continued_lines
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.words import Korean, Words
 from services.retriever.index.reader import IndexPaths
@@ -21,7 +22,16 @@ NAME = "bm25"
 #: A text with every kind of character that has its own rule.
 PROBE = (
     "Exports of STEEL fell 1,234.5 % in 2017: CO2, café. "
-    "서울의 인구가 줄었다, 물 값 3만 원. 東京カナ"
+    "서울의 인구가 줄었다, 물 값 3만 원. 東京カナ, Wert\u00adpapier"
+)
+#: Lines with each kind of division.
+DIVIDED_PROBE = (
+    ("a well-", "known, recommen-", "dation"),
+    ("Donau-", "dampf-", "schiff"),
+    ("in 2020-", "2021"),
+    ("温", "差"),
+    ("대한", "민국은"),
+    ("Wert\u00ad", "papier"),
 )
 
 
@@ -44,8 +54,8 @@ class Bm25Builder:
         bm25s = _import_bm25s()
         words = Words(self._korean)
         texts = []
-        for page in pages:
-            texts.append(words.of_page(page.text))
+        for text in page_words(pages, words):
+            texts.append(text)
             step(1)
         # Sorted, so that the same pages give the same files.
         ids = {word: k for k, word in enumerate(sorted({w for text in texts for w in text}))}
@@ -59,6 +69,13 @@ class Bm25Builder:
         model.index(tokenized, show_progress=False)
         model.save(folder, show_progress=False)
         return {"korean": self._korean, "k1": self._k1, "b": self._b} | _word_versions(words)
+
+
+def page_words(pages: Sequence[PageRecord], words: Words) -> Iterator[list[str]]:
+    """Yield the words of each page; after them those that are divided between its lines."""
+    for page, lines in zip(pages, continued_lines(pages), strict=True):
+        full_words = words.of_page(page.text)
+        yield full_words + words.of_divided(lines, full_words)
 
 
 class Bm25Searcher:
@@ -110,5 +127,6 @@ def _word_versions(words: Words) -> dict[str, str | None]:
 
     words: a digest of the probe's words."""
     libraries = ["bm25s", *(["kiwipiepy"] if words.korean == "morphemes" else [])]
-    probe_words = "\0".join([*words.of_page(PROBE), "", *words.of_query(PROBE)]).encode()
+    words_of_probe = [*words.of_page(PROBE), "", *words.of_query(PROBE)]
+    probe_words = "\0".join([*words_of_probe, "", *words.of_divided(DIVIDED_PROBE)]).encode()
     return installed_versions(*libraries) | {"words": hashlib.sha256(probe_words).hexdigest()[:16]}

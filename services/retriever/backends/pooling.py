@@ -9,9 +9,11 @@ from typing import Any
 import httpx
 from pydantic_core import from_json, to_json
 
-from scorekit.client.transport import RetryingSession, checked_url
+from scorekit.client.transport import RetryingSession, without_bom
 from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.net.addresses import ServerUrl, client_url
 from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import retry_after_s
 from scorekit.net.tasks import gather_or_cancel
 from services.retriever.backends.vectors import Vectors, checked_vectors
@@ -38,12 +40,13 @@ class Pooling:
         deadline_s: float = 600.0,
         max_in_flight: int = 8,
     ) -> None:
-        self._url = checked_url(url).removesuffix("/v1").removesuffix("/pooling")
+        server = client_url(url, "the variable of its key")
+        self._url = server.address.removesuffix("/v1").removesuffix("/pooling")
         self._model, self._prompt = model, prompt
 
         def make() -> RetryingSession:
             return RetryingSession(
-                self._url,
+                ServerUrl(self._url, server.authorization),
                 key,
                 "pooling server",
                 timeout_s=timeout_s,
@@ -97,14 +100,14 @@ class Pooling:
         if status == 429 or status >= 500:
             kind = "overloaded" if status == 429 else "unavailable"
             wait = retry_after_s(response.headers)
-            message = f"{self._url}: HTTP {status}"
+            message = f"{self._url}: HTTP {status}{proxy_note(self._url)}"
             raise RequestError(kind, message, status=status, retry_after=wait)
         if status != 200:
             raise self._bad_response(
                 f"HTTP {status}: no /pooling on this server, or not for this model"
             )
         try:
-            rows = from_json(response.content, allow_inf_nan=False)["data"]
+            rows = from_json(without_bom(response.content), allow_inf_nan=False)["data"]
             by_index = {row["index"]: checked_vectors(row["data"]) for row in rows}
             vectors = [by_index[k] for k in range(len(rows))]
             if any(not len(vectors_of_input) for vectors_of_input in vectors):
@@ -115,4 +118,4 @@ class Pooling:
         return vectors
 
     def _bad_response(self, reason: str) -> ServiceUnreachable:
-        return ServiceUnreachable(self._url, reason, retryable=False)
+        return ServiceUnreachable(self._url, reason + proxy_note(self._url), retryable=False)

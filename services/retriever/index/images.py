@@ -6,8 +6,10 @@ import hashlib
 import io
 from typing import Literal, NamedTuple
 
-import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
+
+from scorekit.images import UnreadableImage, count_frames, read_rgb
+from services.retriever.index.records import FilePage
 
 Format = Literal["png", "jpeg", "webp"]
 #: Largest side in pixels: WebP's limit.
@@ -15,11 +17,8 @@ MOST_SIDE = 16383
 _QUALITY = 90
 #: Files with up to this many times the pixel limit are decoded and scaled down.
 _MAX_DECODE_FACTOR = 8
-_TOO_LARGE = "its header declares too many pixels, or none"
-
-
-class UnreadableImage(Exception):
-    """Raised if a file is not a usable image; the message is the reason."""
+#: Formats whose further frames are not pages. In a JPEG they are previews of the same photo.
+_ANIMATIONS = {"GIF", "PNG", "WEBP"}
 
 
 class ImageRequest(NamedTuple):
@@ -45,32 +44,39 @@ def png_of(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def read_image(content: bytes, max_pixels: int) -> Image.Image:
-    """Return an image file as RGB, rotated by its EXIF, with white for transparency.
+def read_image(content: bytes, max_pixels: int, frame: int = 0) -> Image.Image:
+    """Return an image file as RGB, as `scorekit.images` decodes it.
 
-    It is scaled down to at most max_pixels. Raises UnreadableImage."""
-    try:
-        with Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "WEBP")) as opened:
-            width, height = opened.size
-            # Check before decoding: a small file can declare any number of pixels.
-            if width * height > _MAX_DECODE_FACTOR * max_pixels or not width or not height:
-                raise UnreadableImage(_TOO_LARGE)
-            rotated = ImageOps.exif_transpose(opened) or opened
-            if rotated.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
-                rotated = Image.fromarray((np.asarray(rotated) >> 8).astype(np.uint8))
-            if rotated.has_transparency_data:
-                layer = rotated.convert("RGBA")
-                background = Image.new("RGBA", layer.size, "white")
-                image = Image.alpha_composite(background, layer).convert("RGB")
-            else:
-                image = rotated.convert("RGB")
-    except UnidentifiedImageError:
-        raise UnreadableImage("not a PNG, JPEG or WebP image") from None
-    except Image.DecompressionBombError:
-        raise UnreadableImage(_TOO_LARGE) from None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise UnreadableImage(f"cannot be decoded ({type(error).__name__})") from None
-    return smaller(image, max_pixels)
+    It is scaled down to at most max_pixels. frame: of several pages, the first is 0. Raises
+    UnreadableImage."""
+    max_decoded_pixels = _MAX_DECODE_FACTOR * max_pixels
+    return smaller(read_rgb(content, frame=frame, max_pixels=max_decoded_pixels), max_pixels)
+
+
+class ImageFile:
+    """An image file as a document: each page of a TIFF is a page, and of others the first frame.
+
+    page: its number by the file's name; None: pages are numbered from 1. Raises UnreadableImage.
+    """
+
+    def __init__(self, content: bytes, page: int | None) -> None:
+        self._content = content
+        frames, kind = count_frames(content)
+        self.pages = frames if kind == "TIFF" else 1
+        if page is not None and self.pages > 1:
+            raise UnreadableImage(
+                f"a TIFF of {frames} pages. Rename it: NAME.tif, without a page's number"
+            )
+        self.note: str | None = None
+        if frames > 1 and kind in _ANIMATIONS:
+            self.note = f"its frames 2 to {frames}: of an animation the first is a page"
+
+    def read(self, number: int, dpi: float, max_pixels: int) -> FilePage:
+        """Return page `number`; the first is 1. dpi: has no meaning. Raises UnreadableImage."""
+        return FilePage(read_image(self._content, max_pixels, number - 1), [], [])
+
+    def close(self) -> None:
+        """Do nothing: the file is not open."""
 
 
 def smaller(image: Image.Image, max_pixels: int | None) -> Image.Image:

@@ -63,7 +63,7 @@ def ingest(
     """
     rules = rules or ReadingRules()
     ocr_of(rules.ocr)
-    files, skipped = find_sources(sources)
+    files, skipped, other_files = find_sources(sources)
     for builder in builders:
         builder.check()
     state = Index(index)
@@ -95,10 +95,16 @@ def ingest(
                 pages=len(pages),
                 documents=len({page.document for page in pages}),
                 skipped=skipped,
-                textless=[page.page_id for page in pages if not page.boxes],
+                other_files=other_files,
+                textless=[page.page_id for page in pages if not _has_words(page)],
                 backends=backend_settings,
             )
             return state.publish(folder, pages, manifest)
+
+
+def _has_words(page: PageRecord) -> bool:
+    """Return True if a page can be found by its text. The ticks of a scanned form are no words."""
+    return any(map(str.isalnum, page.text))
 
 
 def _record(source: Source, number: int, content: PageContent) -> PageRecord:

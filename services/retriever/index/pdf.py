@@ -2,62 +2,54 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import unicodedata
-from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import pypdfium2
 import pypdfium2.raw as pdfium
-from PIL.Image import Image
 
 from scorekit.retrieval.wire import TextBox
-from scorekit.text.markup import normalized
+from services.retriever.index.annotations import annotation_boxes, may_show_text
 from services.retriever.index.images import fitted
+from services.retriever.index.records import FilePage
+from services.retriever.index.text_layer import text_boxes
 
 #: Points per inch.
 POINTS = 72.0
-#: A gap wider than this many letter heights ends a box: the next column begins.
-GAP = 1.2
-#: Letters larger or smaller by this factor begin another box.
-OTHER_SIZE = 1.25
-#: Points. A letter with a smaller height has no outline in PDFium, only its text and line.
-FLAT = 0.1
-#: PDFium's positions are rounded to 1 / _STEPS of a pixel.
-_STEPS = 16
+_REASONS = {
+    pdfium.FPDF_ERR_FORMAT: "not a PDF, or damaged",
+    pdfium.FPDF_ERR_PASSWORD: "it requires a password",
+    pdfium.FPDF_ERR_SECURITY: "it is encrypted in a way that PDFium does not support",
+}
 
 
 class PdfError(Exception):
     """Raised if a PDF or one of its pages cannot be read; the message is the reason."""
 
 
-class _Letter(NamedTuple):
-    """A letter with its box, in pixels of the image."""
-
-    codes: list[int]
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    height: float
-
-
 class PdfFile:
     """An open PDF; close it after use. Raises PdfError if it is not a PDF."""
 
     def __init__(self, content: bytes) -> None:
-        try:
-            self._pdf = pypdfium2.PdfDocument(content)
-            self.pages = len(self._pdf)
-        except pypdfium2.PdfiumError as error:
-            raise PdfError(_reason(error)) from None
+        self._content = content  # PDFium reads from it until the end
+        self._pdf = _opened(content)
+        #: The copy whose pages are changed to read their annotations; opened when it is needed.
+        self._changed: pypdfium2.PdfDocument | None = None
+        self.pages = len(self._pdf)
         if not self.pages:
             self._pdf.close()
             raise PdfError("a PDF without a page")
 
-    def read(self, number: int, dpi: float, max_pixels: int) -> tuple[Image, list[TextBox]]:
-        """Return image and text of page `number`; the first is 1. Raises PdfError."""
+    @property
+    def note(self) -> str | None:
+        """Return what of the file is not read; None if all is."""
+        if self._pdf.formenv is None:
+            return "its form fields, which PDFium cannot load. The rest is read"
+        if self._pdf.get_formtype() == pdfium.FORMTYPE_XFA_FULL:
+            return "its XFA form, which PDFium cannot draw. The pages in the file are read"
+        return None
+
+    def read(self, number: int, dpi: float, max_pixels: int) -> FilePage:
+        """Return page `number`; the first is 1. Raises PdfError."""
         try:
             page = self._pdf[number - 1]
             width, height = page.get_size()
@@ -67,122 +59,61 @@ class PdfFile:
             fits = fitted(*full, max_pixels)
             scale = dpi / POINTS * min(1.0, fits[0] / full[0], fits[1] / full[1])
             image = page.render(scale=scale, rev_byteorder=True).to_pil().convert("RGB")
-            boxes = _boxes(page, image.width, image.height)
+            boxes = text_boxes(page, image.width, image.height)
+            annotations: list[TextBox] = []
+            if may_show_text(page):
+                bare = page.render(
+                    scale=scale, rev_byteorder=True, draw_annots=False, may_draw_forms=False
+                )
+                without = bare.to_pil().convert("RGB")
+                annotations = annotation_boxes(
+                    self._copy(page, number - 1), number - 1, image, without
+                )
             page.close()
         except (pypdfium2.PdfiumError, MemoryError, ValueError, OverflowError) as error:
             raise PdfError(_reason(error)) from None
-        return image, boxes
+        return FilePage(image, boxes, annotations)
 
     def close(self) -> None:
         """Close the file."""
         self._pdf.close()
+        if self._changed is not None:
+            self._changed.close()
+
+    def _copy(self, page: pypdfium2.PdfPage, index: int) -> pypdfium2.PdfDocument:
+        """Return the copy whose pages may be changed, with all annotations of a page.
+
+        A file may list one page several times: then the copy has already lost them."""
+        if self._changed is not None:
+            other = self._changed[index]
+            count = pdfium.FPDFPage_GetAnnotCount(other)
+            other.close()
+            if count == pdfium.FPDFPage_GetAnnotCount(page):
+                return self._changed
+            self._changed.close()
+        self._changed = _opened(self._content)
+        return self._changed
+
+
+def _opened(content: bytes) -> pypdfium2.PdfDocument:
+    """Return an open PDF with its form. Raises PdfError if it is not a PDF."""
+    document = pdfium.FPDF_LoadMemDocument64(content, len(content), None)
+    if not document:
+        # PDFium keeps the code of its last failure: it is of this file only here.
+        code = pdfium.FPDF_GetLastError()
+        raise PdfError(_REASONS.get(code, f"PDFium cannot read it (error {code})"))
+    pdf = pypdfium2.PdfDocument(document)
+    if not len(pdf):
+        return pdf
+    form = pdfium.FPDF_FORMFILLINFO(version=2)
+    # Before any page is loaded, and also without a form: programs that split or merge PDFs leave
+    # filled fields behind. PdfDocument.init_forms would not do that.
+    if handle := pdfium.FPDFDOC_InitFormFillEnvironment(pdf, form):
+        pdf.formenv = pypdfium2.PdfFormEnv(handle, form)
+    return pdf
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).lower()
-    if "password" in text:
-        return "it requires a password"
-    if "data format" in text:
-        return "not a PDF, or damaged"
-    if "load page" in text:
+    if "load page" in str(error).lower():
         return "PDFium cannot read this page"
     return f"PDFium cannot read it ({type(error).__name__})"
-
-
-def _boxes(page: Any, width: int, height: int) -> list[TextBox]:
-    """Return the lines of a page's text layer as boxes.
-
-    A wide gap within a line, or letters of another size, begin another box."""
-    boxes: list[TextBox] = []
-    line: list[_Letter] = []
-    textpage = page.get_textpage()
-    try:
-        for letter in _letters(page, textpage, width, height):
-            if letter is None or (line and _begins_another(line, letter)):
-                boxes += _box(line, width, height)
-                line = []
-            if letter is not None:
-                line.append(letter)
-    finally:
-        textpage.close()
-    return boxes + _box(line, width, height)
-
-
-def _letters(page: Any, textpage: Any, width: int, height: int) -> Iterator[_Letter | None]:
-    """Yield the letters in PDFium's order; None at the end of a line."""
-    sides = [ctypes.c_double() for _ in range(4)]
-    loose, matrix = pdfium.FS_RECTF(), pdfium.FS_MATRIX()
-    x, y = ctypes.c_int(), ctypes.c_int()
-    high: list[int] = []
-
-    def to_pixels(across: float, up: float) -> tuple[float, float]:
-        # PDFium's own mapping handles rotated and cropped pages.
-        pdfium.FPDF_PageToDevice(page, 0, 0, width * _STEPS, height * _STEPS, 0, across, up, x, y)
-        return x.value / _STEPS, y.value / _STEPS
-
-    unit = math.dist(to_pixels(0.0, 0.0), to_pixels(0.0, 100.0)) / 100.0  # pixels of a point
-    for index in range(textpage.count_chars()):
-        code = pdfium.FPDFText_GetUnicode(textpage, index)
-        if code in (0x0A, 0x0D):
-            yield None
-            continue
-        if not pdfium.FPDFText_GetCharBox(textpage, index, *sides):
-            continue
-        left, right, bottom, top = (side.value for side in sides)
-        flat = abs(top - bottom) < FLAT or abs(right - left) < FLAT
-        if flat and pdfium.FPDFText_GetLooseCharBox(textpage, index, loose):
-            # The font is neither in the file nor on this machine.
-            left, right, bottom, top = loose.left, loose.right, loose.bottom, loose.top
-        if 0xD800 <= code < 0xDC00:  # the first half of a character
-            high = [code]
-            continue
-        corner, opposite = to_pixels(left, bottom), to_pixels(right, top)
-        size = pdfium.FPDFText_GetFontSize(textpage, index)
-        if pdfium.FPDFText_GetMatrix(textpage, index, matrix):
-            size *= math.hypot(matrix.c, matrix.d)
-        yield _Letter(
-            [*high, code],
-            min(corner[0], opposite[0]),
-            min(corner[1], opposite[1]),
-            max(corner[0], opposite[0]),
-            max(corner[1], opposite[1]),
-            abs(size) * unit,  # negative where letters are mirrored
-        )
-        high = []
-
-
-def _begins_another(line: list[_Letter], letter: _Letter) -> bool:
-    last = line[-1]
-    if letter.x1 == letter.x2 or letter.codes == [0x20]:
-        return False
-    inked = next((earlier for earlier in reversed(line) if earlier.codes != [0x20]), last)
-    heights = sorted((max(inked.height, 0.01), max(letter.height, 0.01)))
-    if heights[1] > OTHER_SIZE * heights[0]:
-        return True
-    across = max(letter.x1 - inked.x2, inked.x1 - letter.x2)
-    along = max(letter.y1 - inked.y2, inked.y1 - letter.y2)
-    return max(across, along) > GAP * heights[1]
-
-
-def _box(line: list[_Letter], width: int, height: int) -> list[TextBox]:
-    """Return the box of a line; an empty list if it has no visible text."""
-    text = _text([code for letter in line for code in letter.codes])
-    inked = [letter for letter in line if letter.codes != [0x20]]
-    if not text or not inked:
-        return []
-    x1, y1 = max(0.0, min(char.x1 for char in inked)), max(0.0, min(char.y1 for char in inked))
-    x2 = min(float(width), max(char.x2 for char in inked))
-    y2 = min(float(height), max(char.y2 for char in inked))
-    if x1 >= x2 or y1 >= y2:  # outside the page
-        return []
-    sizes = sorted(char.height for char in inked)
-    letter_height = round(sizes[len(sizes) // 2], 2)
-    return [TextBox(text=text, x1=x1, y1=y1, x2=x2, y2=y2, letter_height=letter_height)]
-
-
-def _text(codes: list[int]) -> str:
-    """Return the printable characters in composed form, with single spaces."""
-    raw = "".join("-" if code in (2, 0xFFFE) else chr(code) for code in codes)
-    raw = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    printable = (c if unicodedata.category(c) not in ("Cc", "Cn", "Cs") else " " for c in raw)
-    return " ".join(normalized("NFC", "".join(printable)).split())

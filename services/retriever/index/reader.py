@@ -103,9 +103,9 @@ class PageReader:
             if number not in state.errors and record.exists():
                 content = PageContent.model_validate_json(record.read_bytes())
                 pages[source.page or number] = content
+        errors = [*state.errors.items(), *([(None, state.note)] if state.note else [])]
         skipped = [
-            Skipped(source=source.path.name, page=page, reason=reason)
-            for page, reason in state.errors.items()
+            Skipped(source=source.path.name, page=page, reason=reason) for page, reason in errors
         ]
         return pages, skipped
 
@@ -118,6 +118,8 @@ class PageReader:
             kind, content = self._next()
             if kind == "opened":
                 state.key, state.pages = content
+            elif kind == "note":
+                state.note = content
             elif kind == "page":
                 page = content[0] + 1
                 if content[1] is not None:
@@ -179,10 +181,12 @@ class PageReader:
 
 @dataclass(slots=True)
 class _ReadState:
-    """State of a file while it is read. errors: by page; None: for the rest of the file."""
+    """State of a file while it is read. errors: by page; None: for the rest of the file. note: what
+    of it is not read, though its pages are."""
 
     key: str = ""
     pages: int = 0
+    note: str | None = None
     errors: dict[int | None, str] = field(default_factory=dict)
 
 

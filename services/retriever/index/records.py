@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from scorekit.retrieval.wire import TextBox
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 #: Called with the number of newly finished files or pages.
 Step = Callable[[int], None]
@@ -17,6 +20,16 @@ INDEX_SCHEMA = 1
 
 def no_step(more: int) -> None:
     """Do nothing: the default without a progress bar."""
+
+
+class FilePage(NamedTuple):
+    """A page as it was read from a file, before it is stored.
+
+    boxes: of its text layer. annotations: what annotations and form fields of a PDF show."""
+
+    image: Image
+    boxes: list[TextBox]
+    annotations: list[TextBox]
 
 
 class _Stored(BaseModel):
@@ -49,9 +62,9 @@ class PageRecord(PageContent):
 
 
 class Skipped(_Stored):
-    """A file or page that is not in the index, with the reason.
+    """A file, or a part of one, that is not in the index, with the reason.
 
-    source: name of the file. page: None: the full file."""
+    source: name of the file or folder. page: None: all of it, or what the reason names."""
 
     source: str
     page: int | None = None
@@ -62,7 +75,8 @@ class Manifest(_Stored):
     """The state of an index: the file whose replacement makes a new state the current one.
 
     revision: digest of the pages and of the backends' files, and the name of their folder.
-    textless: ids of pages without any text. backends: name -> settings.
+    other_files: number of files of other kinds in the folders, by their ending. textless: ids of
+    pages without any letter or number. backends: name -> settings.
     """
 
     schema_version: int = INDEX_SCHEMA
@@ -71,5 +85,6 @@ class Manifest(_Stored):
     pages: int
     documents: int
     skipped: list[Skipped] = Field(default_factory=list)
+    other_files: dict[str, int] = Field(default_factory=dict)
     textless: list[str] = Field(default_factory=list)
     backends: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -16,13 +16,14 @@ from scorekit.adapters.remote_requests import completion_of
 from scorekit.adapters.reward_server import RewardServer, create_app
 from scorekit.adapters.rewards import reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
-from scorekit.adapters.verl import compute_score
+from scorekit.adapters.verl import RunEnds, compute_score
 from scorekit.client import ScoringClient
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from scorekit.prompts import TEMPLATES, fill
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_app, running_service, wait_until
+from tests.kits import forked
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def test_a_failed_sample_raises_in_verl(metricx):
     call = {"data_source": "w", "ground_truth": "", "url": metricx}
     with pytest.raises(SampleError, match="sample 0: non_finite"):
         _verl(**call, solution_str="nan", extra_info={"src": "a"})
-    with pytest.raises(UserError, match="no field 'src'; there are: ground_truth, index"):
+    with pytest.raises(RunEnds, match="no field 'src'; there are: ground_truth, index"):
         _verl(**call, solution_str="가", extra_info={"index": 1})
 
 
@@ -301,9 +302,9 @@ def test_a_prompt_that_decoding_changed_is_left_at_the_mark_of_the_turn():
 def test_the_openrlhf_process(metricx):
     port = free_port()
     command = [sys.executable, "-m", "scorekit.adapters.openrlhf", "--url", metricx]
-    wrong = subprocess.run([*command, "--service", "xcomet"], capture_output=True, text=True)
+    wrong = forked.run([*command, "--service", "xcomet"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "is a metricx service" in wrong.stderr
-    wide = subprocess.run(
+    wide = forked.run(
         [*command, "--host", "0.0.0.0", "--port", str(port)],
         capture_output=True,
         text=True,
@@ -311,7 +312,7 @@ def test_the_openrlhf_process(metricx):
     )
     assert wide.returncode == 2 and "say --no-auth" in wide.stderr
     command = [*command, "--clip-range", "-20", "10", "--port", str(port)]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    child = forked.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         url = f"http://127.0.0.1:{port}"
         wait_until(lambda: child.poll() is not None or _answers(f"{url}/health"))

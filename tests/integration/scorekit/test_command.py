@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kits import forked
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,6 +31,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     paths = {"nowhere": tmp_path / "no/x", "out": tmp_path / "out", "folder": tmp_path}
     args = [part.format(**paths, file=tmp_path / "file") for part in command.split()]
-    done = subprocess.run([sys.executable, "-m", *args], capture_output=True, text=True, cwd=ROOT)
+    done = forked.run([sys.executable, "-m", *args], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr and "error: " in done.stderr

@@ -18,6 +18,7 @@ from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import PATIENCE_S, Held, free_port, running_service, wait_until
+from tests.kits import forked
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,20 @@ def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_directio
     assert pairs.count('dir="ltr"') == 3 * pairs.count("<dl") > 0
     assert "<bdi>&lt;i&gt;</bdi>" in pairs and f"<bdi>{long}</bdi>" in pairs
     assert "a-system-of-a-ver…" in page and "<i>" not in page
+
+
+def test_a_name_may_have_any_letters(judged, tmp_path):
+    """After everything is scored, no name of a metric or a system may end the report."""
+    names = ["a$b_{$", "%s{}", "지표", "两\nlines", "_x"]
+    rows = list(_rows(segments=4, systems=names))
+    scores = [{"src": r["src"], "mt": r["mt"], "score": k % 7} for k, r in enumerate(rows)]
+    judged, scores = _write(judged, rows), _write(tmp_path / "scores.jsonl", scores)
+    result = _run(judged, tmp_path / "out", *(f"{name}={scores}" for name in names))
+    assert result.exit_code == 0, result.stderr
+    assert set(names) <= _read_stats(tmp_path / "out")[1].keys()
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    # One bar of each chart, and a point of each metric's chart of systems.
+    assert all(page.count(f">{name}</text>") >= 5 for name in ("a$b_{$", "%s{}", "지표", "_x"))
 
 
 def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_charts):
@@ -246,7 +261,7 @@ def test_what_was_scored_before_an_end_is_not_asked_again(
         ]
         command += [part for metric in metrics for part in ("--metric", metric)]
         second.hold()
-        process = subprocess.Popen(
+        process = forked.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         assert second.entered.wait(PATIENCE_S)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scorekit.command import missing_package
+from scorekit.extras import missing_package
 
 RUN = (
     "import runpy, sys; sys.modules[{package!r}] = None; sys.argv = {words!r}; "
@@ -23,7 +23,7 @@ RUN = (
         ("services.retriever ingest a --index b", "fastapi", "retriever"),
         ("synth status --config x", "langcodes", "synth"),
         ("trainer train --config configs/translation/demo.yaml", "torch", "trainer"),
-        ("scorekit fetch", "huggingface_hub", "embedder"),
+        ("scorekit fetch", "huggingface_hub", "metricx"),
     ],
 )
 def test_a_command_names_the_extra_that_it_misses(command, package, extra):

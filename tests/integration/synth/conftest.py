@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import structlog
 
+from scorekit.report.page import chart_image
 from scorekit.server.fake import FakeBackend
 from testing.openai_server import FakeOpenAI
 from testing.servers import running_service
@@ -19,11 +20,19 @@ def restore_log():
     structlog.configure(**log_config)
 
 
-@pytest.fixture(autouse=True)
-def no_charts(request, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def no_charts(request):
     """Draw no charts where no test looks at them: they take half of a small run's time."""
-    if request.node.path.parent.name not in ("report", "export"):
-        monkeypatch.setattr("synth.report.page.chart_image", lambda *arguments: None)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name != "test_whole.py":
+            patch.setattr("synth.report.page.chart_image", lambda *arguments: None)
+        yield
+
+
+@pytest.fixture
+def charts(monkeypatch):
+    """Draw the charts of reports."""
+    monkeypatch.setattr("synth.report.page.chart_image", chart_image)
 
 
 @pytest.fixture(scope="module")

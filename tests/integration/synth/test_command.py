@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -13,13 +12,14 @@ from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from synth.__main__ import app
 from synth.config import SynthConfig
+from tests.kits import forked
 
 NAMES = ("synth", "synth_parallel.cli")
 
 
 def command(name, *arguments):
     """Run the command as a user does."""
-    return subprocess.run(
+    return forked.run(
         [sys.executable, "-m", name, *arguments], capture_output=True, text=True, timeout=120
     )
 
@@ -70,7 +70,7 @@ def test_a_run_is_the_same_whichever_share_was_given(tmp_path):
 
 
 WRONG = {
-    "no file": ([], {}, "cannot read the config"),
+    "no file": ([], {}, "cannot be read"),
     "not the URL": ([], {"teacher": {"base_url": "localhost:8000/v1"}}, "teacher.base_url"),
     "half a URL": ([], {"metricx": {"url": "http://["}}, "metricx.url"),
     "half a place": ([], {"run": {"answers": "redis://["}}, "run.answers"),

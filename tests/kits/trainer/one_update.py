@@ -1,6 +1,6 @@
 """Runs updates of a tiny policy in any number of processes, for the tests of several processes.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT
+torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT [CASE ...]
 """
 
 from __future__ import annotations
@@ -178,14 +178,16 @@ def _full_tensor(tensor: Any) -> Tensor:
 
 @float64()
 def main() -> None:
-    """Rank 0 writes what `update` gives for each of `CASES`."""
+    """Rank 0 writes what `update` gives for each of the cases, by default all of `CASES`."""
+    path, *names = sys.argv[1:]
+    cases = {name: CASES[name] for name in names or CASES}
     world, sharded = DistributedContext(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
     results = {
         name: update(sharded if case.get("shard") and world.size > 1 else world, **case)
-        for name, case in CASES.items()
+        for name, case in cases.items()
     }
     if world.is_main:
-        torch.save({"processes": world.size, "found": results}, Path(sys.argv[1]))
+        torch.save({"processes": world.size, "found": results}, Path(path))
 
 
 if __name__ == "__main__":

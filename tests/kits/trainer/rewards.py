@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -99,13 +100,15 @@ class Switch:
     """An app that is before a service and can answer 503.
 
     down: returns whether a request for scores is refused. away: every request is refused.
+    refuses_after: how many requests for scores are answered before one is refused; it waits for
+    them.
     """
 
     def __init__(self, app: Any) -> None:
         self.app = app
         self.down: Callable[[str], bool] = lambda body: False
         self.away = False
-        self.refused = 0
+        self.answered = self.refused = self.refuses_after = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_score_request = scope["type"] == "http" and scope["path"] == "/v1/score"
@@ -118,7 +121,11 @@ class Switch:
             async def replay() -> Any:
                 return next(messages, None) or await receive()
 
-            return await self.app(scope, replay, send)
+            await self.app(scope, replay, send)
+            self.answered += 1
+            return None
+        while self.answered < self.refuses_after:
+            await asyncio.sleep(0.001)
         self.refused += 1
         await send({"type": "http.response.start", "status": 503, "headers": []})
         await send({"type": "http.response.body", "body": b"down"})

@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from testing.openai_server import FakeOpenAI
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.records import ImageView, Question, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from testing.openai_server import FakeOpenAI
 
 PICTURES: dict[str, bytes] = {}
 
@@ -73,7 +75,9 @@ def serving(
 
     answer: a text, or a function of body and seed.
     """
-    from testing.judge import running_judge  # the judge's own imports take a while
+    # The processes of a run, which use this module, too, load no server.
+    from testing.judge import running_judge
+    from testing.openai_server import FakeOpenAI
 
     respond = answer if callable(answer) else lambda body, seed: answer
     fake = FakeOpenAI("generator", respond=respond)

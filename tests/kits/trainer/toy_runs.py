@@ -18,7 +18,7 @@ import yaml
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
 from testing.servers import running_service
-from tests.kits.trainer.forked_trainer import Command
+from tests.kits.forked import Command
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.artifacts import Artifacts
 from trainer.translation.config import TranslationConfig
@@ -67,7 +67,8 @@ def train_here(config: Path, out: Path, *overrides: str, resume: bool = False) -
     return train_translation(train, held_out, cfg, resume=resume)
 
 
-def start(config: Path, out: Path, *arguments: str) -> Command:
+def start(config: Path, out: Path, *arguments: str, output: Path | None = None) -> Command:
+    """Start the command. output: as for `Command`."""
     out_dir = f"misc.run_dir={out}"
     return Command(
         "trainer",
@@ -78,6 +79,7 @@ def start(config: Path, out: Path, *arguments: str) -> Command:
         out_dir,
         *arguments,
         environment=ENVIRONMENT,
+        output=output,
     )
 
 

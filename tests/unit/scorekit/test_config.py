@@ -61,6 +61,8 @@ def test_an_empty_file_is_all_defaults(tmp_path):
         ("first:\n  limit: -1", ": first.limit: a sentence of ours"),
         ("- a", "a config is a mapping of keys, not a list"),
         ("a: [", "not YAML"),
+        ("a: 2020-99-99", "not YAML: month must be in 1..12"),
+        ("a: " + "[" * 5000, "not YAML"),
         ("name: a\nname: b", "the key 'name' is there twice"),
     ],
 )
@@ -90,7 +92,7 @@ def test_an_unknown_key_suggests_the_nearest(override, meant):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"gone\.yaml: cannot read the config: No such file"):
+    with pytest.raises(UserError, match=r"gone\.yaml: cannot be read: No such file"):
         load_config(Outer, tmp_path / "gone.yaml")
 
 

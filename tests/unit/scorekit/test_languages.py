@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorekit import languages
@@ -18,6 +18,7 @@ from scorekit.languages import (
     unknown_language,
 )
 from scorekit.text.writing_scripts import scripts_of
+from tests.kits.examples import examples
 
 
 @pytest.mark.parametrize("key", ["ko", "kor", "ko-KR", "Korean", "KOREAN", "ko_KR", " ko "])
@@ -172,6 +173,7 @@ def test_what_a_tag_says_stays_in_it(subtags):
     assert "{" not in language_name(tag)
 
 
+@settings(max_examples=examples(15))
 @given(st.text(max_size=200))
 def test_no_text_brings_it_down(text):
     language = find_language(text)

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, abstentions, check_rules
 from synth.reasons import RuleCode
+from tests.kits.examples import examples
 
 ROOT = Path(__file__).parents[3]
 TAGS = {
@@ -113,6 +114,12 @@ CASES: list[tuple[str, str, dict]] = [
         "{name} 파일 {name}을(를) 찾을 수 없습니다.",
         {"src": "The file {name} was not found here."},
     ),
+    ("third_script", KO.replace("안전", "安全"), {}),
+    ("third_script", EN.replace("report", "отчёт"), {"src": KO, "languages": "ko-en"}),
+    ("debris", KO.replace("다.", "\ufffd."), {}),
+    ("debris", KO + "\\n", {}),
+    ("debris", KO.replace("새 다리", "새 &amp; 다리"), {}),
+    ("lost_emoji", KO + " 💔", {"src": EN + " ❤️"}),
 ]
 
 
@@ -225,6 +232,43 @@ def test_a_copied_name_is_a_doubt_which_a_judge_decides(name, languages):
         assert "wrong_script" in verdict.doubtful
 
 
+BOSS = "The 부장님 is in the large meeting room on the 3rd floor."
+DOUBTS = [
+    (
+        "third_script",
+        BOSS,
+        "부장님은 지금 3층에 있는 큰 회의실에 계세요.",
+        "ko-en",
+        True,
+    ),
+    (
+        "third_script",
+        "효(孝)는 유교의 핵심 덕목이다.",
+        "Filial piety is a core virtue.",
+        "en-ko",
+        False,
+    ),
+    (
+        "debris",
+        "이틀 이내에 연락드리겠습니다ㅎ.",
+        "We will contact you in two days.",
+        "en-ko",
+        True,
+    ),
+    ("lost_emoji", "와, 너 진짜 천재다", "Wow, you are such a genius 🙄", "en-ko", False),
+]
+
+
+@pytest.mark.parametrize(("code", "mt", "src", "languages", "is_strong"), DOUBTS)
+def test_a_doubt_goes_to_the_judge_and_a_strong_one_is_rejected_without(
+    code, mt, src, languages, is_strong
+):
+    source, target = (TAGS[language] for language in languages.split("-"))
+    verdict = check_rules(Pair(src, mt, source, target), RuleConfig(), has_judge=True)
+    assert verdict.failed == {} and code in verdict.doubtful
+    assert failed(mt, src=src, languages=languages) == ([code] if is_strong else [])
+
+
 @pytest.mark.parametrize(
     ("src", "mt"),
     [
@@ -307,7 +351,7 @@ def test_an_unknown_rule_or_key_is_refused():
         RuleConfig(min_char=3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     src=st.text(min_size=1, max_size=200),
     mt=st.text(max_size=200),

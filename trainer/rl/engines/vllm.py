@@ -26,13 +26,16 @@ vLLM's prefix cache by update. A server that restarts loses all this; the sample
 again.
 
 Several servers: see trainer/rl/engines/vllm_pool.py. One that fails is left out, and takes part
-again when it answers and has the weights.
+again when it completes a turn with the weights. What is no completion of the policy
+(trainer/rl/engines/vllm_answers.py) is counted, and the turn is sampled again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+import logging
+from collections import Counter
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import as_completed
 from functools import partial
 from hashlib import blake2b
@@ -49,15 +52,19 @@ from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm_agreement import check_agreement, trial_turn
-from trainer.rl.engines.vllm_bodies import VLLMTurn, request, version_label
-from trainer.rl.engines.vllm_http import as_user_error
+from trainer.rl.engines.vllm_answers import FAULT_CAUSES, InvalidCompletion
+from trainer.rl.engines.vllm_bodies import Request, VLLMTurn, request, version_label
+from trainer.rl.engines.vllm_http import as_user_error, retry
 from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
-from trainer.rl.engines.vllm_sync import RECENT_S, WeightSync
+from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync
 from trainer.rl.engines.vllm_turns import TurnRunner
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
 from trainer.rl.forward import Image
+from trainer.rl.policy.tokens import embedding_rows
+from trainer.rl.policy.wrappers import unwrap_distributed
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -107,10 +114,10 @@ class VLLMSampler:
         self._sync = WeightSync(
             self._pool, adapters=adapters, owner=self.owner, is_main=world.is_main
         )
-        make_request = partial(
-            request, stops=stops, banned_token_ids=banned_token_ids, image_id=image_id
-        )
-        self._turns = TurnRunner(self._pool, self._sync, make_request)
+        self._image_id = image_id
+        self._vocabulary_size = 0  # of the first weights
+        self._turns = TurnRunner(self._pool, self._sync, self._make_request)
+        self._total_faults: Counter[str] = Counter()
         if world.size == 1:
             self._sync.uses.on_release = self._remove_soon
 
@@ -125,8 +132,8 @@ class VLLMSampler:
     ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         """Yield completions as `Sampler.sample` says.
 
-        Raises UserError if a server refuses, if none gives an answer in `timeout_s`, or if images
-        are read as other ids than the prompt's.
+        Raises UserError if a server refuses, if none gives a completion in `timeout_s` or all give
+        invalid ones, or if images are read as other ids than the prompt's.
         """
         assert self.weights is not None, "call sync_weights first"
         base = int(torch.randint(2**62, ())) if seed is None else seed
@@ -182,6 +189,11 @@ class VLLMSampler:
         the weights; any call if no server takes them in `timeout_s`.
         """
         old = self.weights
+        # Before `gather`, so that every process knows it when the main one has sent the weights.
+        self._sync.newest_update = update
+        if old is None:
+            self._vocabulary_size = embedding_rows(unwrap_distributed(model))
+            self._sync.try_out = partial(self._turns.try_out, turn=trial_turn(model))
         version = version_label(self.run_id, update)
         name = f"policy-{version}" if self.by_adapters else self.model_name
         new = Weights(name, self.folder / f"update-{update:06d}-{self.run_id}", version, update)
@@ -201,15 +213,30 @@ class VLLMSampler:
             self._check_agreement(model)
 
     def stats(self) -> dict[str, float | int | None]:
-        """Return stats of this process since the last call.
+        """Return stats of all processes since the last call. All processes call it.
 
         sampler_servers: the least number of servers that took part.
         sampler_moved: turns that were sent to another server after a failure.
+        sampler_faults: answers that were no completions of the policy; and by cause.
         """
-        return self._thread.run(self._take_stats())
+        every = self.world.gather([self._thread.run(self._take_stats())])
+        stats: dict[str, float | int | None] = {
+            key: sum(stats[key] for stats in every) for key in every[0]
+        }
+        stats["sampler_servers"] = min(stats["sampler_servers"] for stats in every)
+        return stats
 
     def close(self) -> None:
         """Unload the adapters, if the servers still answer, and remove all folders."""
+        self._thread.run(self._take_stats())
+        if self._total_faults:
+            causes = ", ".join(f"{cause} {n}" for cause, n in self._total_faults.most_common())
+            log.warning(
+                "vLLM servers gave %d answers that are no completions of the policy (%s). None of "
+                "them was used.",
+                self._total_faults.total(),
+                causes,
+            )
         if self.weights is not None and self.world.is_main:
             self._thread.run(self._remove_all(self.weights))
             clean(self.folder)
@@ -230,9 +257,30 @@ class VLLMSampler:
                 f"{self.cfg.timeout_s:g} seconds, all attempts together"
             ) from None
 
-    async def _take_stats(self) -> dict[str, float | int | None]:
+    async def _take_stats(self) -> dict[str, int]:
         num_moved, self._turns.num_moved = self._turns.num_moved, 0
-        return {"sampler_servers": self._pool.take_min_servers(), "sampler_moved": num_moved}
+        num_faults = self._turns.take_faults()
+        self._total_faults += num_faults
+        return {
+            "sampler_servers": self._pool.take_min_servers(),
+            "sampler_moved": num_moved,
+            "sampler_faults": num_faults.total(),
+            **{f"sampler_faults_{cause}": num_faults[cause] for cause in FAULT_CAUSES},
+        }
+
+    def _make_request(
+        self, turn: VLLMTurn, weights: Weights, has_labels: bool, model_names: Collection[str]
+    ) -> Request:
+        return request(
+            turn,
+            weights,
+            has_labels,
+            model_names,
+            vocabulary_size=self._vocabulary_size,
+            stops=self.stops,
+            banned_token_ids=self.banned_token_ids,
+            image_id=self._image_id,
+        )
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -271,7 +319,12 @@ class VLLMSampler:
         async def ask(server: PooledServer) -> list[SampledCompletion]:
             await self._sync.restore(server, RECENT_S)  # another process has sent the weights
             with as_user_error(server.url):
-                return await self._turns.ask(server, turn)
+                return await retry(
+                    lambda: self._turns.ask(server, turn),
+                    lambda error: isinstance(error, InvalidCompletion),
+                    url=server.url,
+                    attempts=ATTEMPTS,
+                )
 
         async def ask_all() -> dict[str, list[SampledCompletion]]:
             servers = self._pool.up

@@ -1,4 +1,4 @@
-"""Request and response bodies for completions of a vLLM server, by either of its routes.
+"""Request bodies for completions of a vLLM server, by either of its routes.
 
 Texts go to `/v1/completions`, which ignores images silently. Prompts with images go to
 `/inference/v1/generate`, and so do all prompts of a run that trains all weights, if the server says
@@ -10,17 +10,14 @@ the ids that the server read are requested and compared.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import isfinite
 from typing import Any
 
-from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
 from trainer.rl.engines.vllm_weights import Weights
 from trainer.rl.forward import Image
-from trainer.rl.sampler import CompletionFailed, SampledCompletion
 
 TEXT_ROUTE, IDS_ROUTE = "/v1/completions", "/inference/v1/generate"
 #: The server allows no lower bias; it rounds the probability to 0.
@@ -52,6 +49,9 @@ class Request:
     version: of the weights, as the server labels them (`version_label`).
     has_labels: whether the server says which weights sampled each token, since they may change
     before the end; else all tokens have this version.
+    model_names: what the server may call the model in its answer.
+    vocabulary_size: number of ids that the policy has.
+    stops, banned: ids that end a completion; that must not be sampled.
     """
 
     route: str
@@ -60,10 +60,12 @@ class Request:
     n: int
     version: str
     has_labels: bool
-
-
-class UnknownWeights(Exception):
-    """A completion was sampled with weights that are not this run's: the server has lost them."""
+    model_names: frozenset[str]
+    vocabulary_size: int
+    max_tokens: int
+    with_logprobs: bool
+    stops: frozenset[int]
+    banned: frozenset[int]
 
 
 def version_label(run_id: str, update: int) -> str:
@@ -71,22 +73,13 @@ def version_label(run_id: str, update: int) -> str:
     return f"{run_id}-{update:06d}"
 
 
-def update_of(label: str, version: str) -> int:
-    """Return the update of a label, if it is of the same run as `version`.
-
-    Raises UnknownWeights if it is not.
-    """
-    run_id, _, update = label.rpartition("-")
-    if run_id != version.rpartition("-")[0] or not update.isdigit():
-        raise UnknownWeights(f"tokens were sampled with weights {label!r}, not with this run's")
-    return int(update)
-
-
 def request(
     turn: VLLMTurn,
     weights: Weights,
     has_labels: bool,
+    model_names: Iterable[str],
     *,
+    vocabulary_size: int,
     stops: Sequence[int],
     banned_token_ids: Sequence[int],
     image_id: int | None,
@@ -95,6 +88,8 @@ def request(
 
     weights: their version separates the prefix cache, too.
     has_labels: whether the server says which weights sampled each token.
+    model_names: what the server may call the model, beside the name that is requested.
+    vocabulary_size: number of ids that the policy has.
     banned_token_ids: ids that must not be sampled.
     image_id: the id that stands for a part of an image.
     """
@@ -124,7 +119,20 @@ def request(
         body |= {"token_ids": _collapse_image_ids(ids, image_id), "content_parts": parts}
     elif not has_labels:
         route, body = TEXT_ROUTE, {**common_fields, **sampling, "prompt": ids}
-    return Request(route, body, ids, gen_cfg.num_samples_per_prompt, version, has_labels)
+    return Request(
+        route,
+        body,
+        ids,
+        gen_cfg.num_samples_per_prompt,
+        version,
+        has_labels,
+        model_names=frozenset({weights.model, *model_names}),
+        vocabulary_size=vocabulary_size,
+        max_tokens=gen_cfg.max_new_tokens,
+        with_logprobs=turn.with_logprobs,
+        stops=frozenset(stops),
+        banned=frozenset(banned_token_ids),
+    )
 
 
 def _collapse_image_ids(ids: Sequence[int], image_id: int | None) -> list[int]:
@@ -135,73 +143,3 @@ def _collapse_image_ids(ids: Sequence[int], image_id: int | None) -> list[int]:
 
 def _data_url(image: Image) -> str:
     return f"data:image/png;base64,{b64encode(image.png).decode()}"
-
-
-def completions(answer: Any, prompt_request: Request, url: str) -> list[SampledCompletion]:
-    """Return the completions of one prompt.
-
-    Raises CompletionFailed if the server at `url` gave others than were requested, UserError if it
-    reads images as other ids, UnknownWeights if it used weights that are not this run's.
-    """
-    try:
-        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-        sampled = [_sampled(choice, prompt_request) for choice in choices]
-        if "content_parts" in prompt_request.body and (
-            answer["prompt_token_ids"] != prompt_request.ids
-        ):
-            raise UserError(
-                f"generation.vllm.url: {url} reads a prompt with images as "
-                f"{len(answer['prompt_token_ids'])} ids, the trainer as {len(prompt_request.ids)}: "
-                "it resizes images differently. Start it with the policy's own processor settings"
-            )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CompletionFailed(
-            f"generation.vllm.url: {url} gave an answer that is no completion "
-            f"({type(error).__name__}: {str(error)[:100]})"
-        ) from None
-    if len(choices) != prompt_request.n:
-        raise CompletionFailed(
-            f"generation.vllm.url: {url} gave {len(choices)} completions for n = {prompt_request.n}"
-        )
-    for completion in sampled:
-        _check(completion, prompt_request, url)
-    return sampled
-
-
-def _sampled(choice: dict[str, Any], prompt_request: Request) -> SampledCompletion:
-    ids = [int(token_id) for token_id in choice["token_ids"]]
-    version = prompt_request.version
-    versions = [update_of(version, version)] * len(ids)
-    if prompt_request.has_labels:
-        spans = [
-            (span["version"], span["end"] - span["start"]) for span in choice["weight_versions"]
-        ]
-        versions = [
-            update for label, count in spans for update in [update_of(label, version)] * count
-        ]
-    logprobs = choice["logprobs"]
-    if logprobs is not None and "content" in logprobs:
-        logprobs = [token["logprob"] for token in logprobs["content"]]
-    elif logprobs is not None:
-        logprobs = logprobs["token_logprobs"]
-    values = None if logprobs is None else [float(value) for value in logprobs]
-    return SampledCompletion(ids, values, versions)
-
-
-def _check(completion: SampledCompletion, prompt_request: Request, url: str) -> None:
-    """Raise CompletionFailed for ids or log-probabilities that cannot be trained on."""
-    ids, logprobs = completion.token_ids, completion.logprobs
-    sampling = prompt_request.body.get("sampling_params", prompt_request.body)
-    problem = None
-    if not 1 <= len(ids) <= sampling["max_tokens"]:
-        problem = f"{len(ids)} ids, where 1 to {sampling['max_tokens']} were requested"
-    elif logprobs is None and sampling["logprobs"] is not None:
-        problem = "no log-probabilities"
-    elif logprobs is not None and len(logprobs) != len(ids):
-        problem = f"{len(logprobs)} log-probabilities for {len(ids)} ids"
-    elif logprobs is not None and not all(isfinite(value) for value in logprobs):
-        problem = "log-probabilities that are not finite"
-    elif completion.versions is None or len(completion.versions) != len(ids):
-        problem = f"{len(completion.versions or ())} weight versions for {len(ids)} ids"
-    if problem is not None:
-        raise CompletionFailed(f"generation.vllm.url: {url} gave {problem}")

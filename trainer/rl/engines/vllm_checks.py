@@ -6,8 +6,9 @@ import asyncio
 
 from scorekit.errors import UserError
 from trainer.rl.config import VLLMConfig
+from trainer.rl.engines.vllm_answers import HINTS, is_finished
 from trainer.rl.engines.vllm_bodies import IDS_ROUTE, TEXT_ROUTE
-from trainer.rl.engines.vllm_http import VLLMError, VLLMServer, as_user_error
+from trainer.rl.engines.vllm_http import VLLMError, VLLMServer, as_user_error, first_choice
 
 #: Number of servers whose errors a message has.
 _MAX_ERRORS = 3
@@ -125,12 +126,19 @@ async def _check_logprobs(server: VLLMServer, model: str) -> None:
         "seed": 0,
         "ignore_eos": True,
     }
-    choice = (await server.ask("POST", TEXT_ROUTE, body))["choices"][0]
+    choice = first_choice(await server.ask("POST", TEXT_ROUTE, body), server.url)
+    if not is_finished(choice):
+        raise UserError(
+            f"generation.vllm.url: {server.url} gave a completion with finish_reason "
+            f"{str(choice.get('finish_reason'))[:40]!r}. {HINTS['unfinished']}"
+        )
     if not choice.get("token_ids"):
         raise UserError(
             f"generation.vllm.url: {server.url} returns no token ids. Use vLLM 0.32 or later"
         )
-    if any(abs(value) > 1e-3 for value in choice["logprobs"]["token_logprobs"]):
+    logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or [None]
+    # `not <=` finds NaN, too
+    if any(value is None or not abs(value) <= 1e-3 for value in logprobs):
         raise UserError(
             f"generation.vllm.url: {server.url} returns log-probabilities of another distribution "
             "than it samples from. Start it with --logprobs-mode processed_logprobs"

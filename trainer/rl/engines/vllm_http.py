@@ -13,12 +13,15 @@ from typing import Any, TypeVar
 import httpx
 from tenacity import RetryCallState, stop_after_attempt, stop_never
 
-from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
+from scorekit.net.addresses import address_of, client_url
 from scorekit.net.answers import read_whole
+from scorekit.net.http_clients import async_client
+from scorekit.net.masking import server_words
+from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import failure_of, retrying
-from scorekit.net.tls import ssl_context
-from trainer.rl.engines.vllm_bodies import IDS_ROUTE, TEXT_ROUTE, UnknownWeights
+from trainer.rl.engines.vllm_answers import HINTS, InvalidCompletion, is_finished
+from trainer.rl.engines.vllm_bodies import IDS_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -27,6 +30,8 @@ T = TypeVar("T")
 _TRANSIENT_STATUS = (429, 502, 503, 504)
 #: Begins the label of weights that are being loaded.
 UNFINISHED = "unfinished "
+#: Idle connections that are kept, as httpx does by default.
+_KEPT_CONNECTIONS = 20
 #: Seconds to resume a server in, whatever has happened before.
 _RESUME_S = 60.0
 
@@ -55,7 +60,7 @@ def may_sample_later(error: BaseException) -> bool:
     404: the adapter is not loaded; 500: the server is failing.
     """
     is_status = isinstance(error, VLLMError) and error.status in (404, 500)
-    return is_away(error) or is_status or isinstance(error, UnknownWeights)
+    return is_away(error) or is_status or isinstance(error, InvalidCompletion)
 
 
 async def retry(
@@ -71,9 +76,11 @@ async def retry(
     """
 
     def log_attempt(state: RetryCallState) -> None:
-        # With a limit, the caller says what comes of it.
-        level = logging.WARNING if attempts is None else logging.INFO
-        log.log(level, "%s failed (attempt %d): %s", url, state.attempt_number, failure_of(state))
+        error = failure_of(state)
+        # With a limit, the caller says what comes of it, and always of invalid completions.
+        is_for_caller = attempts is not None or isinstance(error, InvalidCompletion)
+        level = logging.INFO if is_for_caller else logging.WARNING
+        log.log(level, "%s failed (attempt %d): %s", url, state.attempt_number, error)
 
     stop = stop_never if attempts is None else stop_after_attempt(attempts)
     async for attempt in retrying(is_transient, stop=stop, note=log_attempt):
@@ -85,15 +92,18 @@ async def retry(
 @contextmanager
 def as_user_error(url: str) -> Iterator[None]:
     """Turn an error of the server, or a missing answer, into a UserError."""
+    url = address_of(url)
     try:
         yield
     except VLLMError as error:
         hint = "; its key is read from VLLM_API_KEY" if error.status in (401, 403) else ""
-        raise UserError(f"generation.vllm.url: {url}: {error}{hint}") from None
+        raise UserError(f"generation.vllm.url: {url}: {error}{hint}{proxy_note(url)}") from None
+    except InvalidCompletion as error:
+        raise UserError(f"generation.vllm.url: {url} gave {error}. {HINTS[error.cause]}") from None
     except httpx.HTTPError as error:
         raise UserError(
             f"generation.vllm.url: cannot connect to {url}. Start the vLLM server or "
-            f"correct the URL ({error or type(error).__name__})"
+            f"correct the URL ({server_words(error) or type(error).__name__}){proxy_note(url)}"
         ) from None
 
 
@@ -101,14 +111,14 @@ class VLLMServer:
     """One server; use it in one event loop. Raises VLLMError and httpx's errors."""
 
     def __init__(self, url: str) -> None:
-        self.url = checked_url(url).rstrip("/").removesuffix("/v1")
-        key = os.environ.get("VLLM_API_KEY")
-        self._http = httpx.AsyncClient(
+        server = client_url(url, "VLLM_API_KEY")
+        self.url = server.address.removesuffix("/v1")
+        self._http = async_client(
+            [self.url],
             base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            verify=ssl_context(),
+            headers=server.authorization_header(os.environ.get("VLLM_API_KEY")),
             timeout=httpx.Timeout(None, connect=5.0),  # the caller sets a limit
-            limits=httpx.Limits(max_connections=None),
+            max_keepalive=_KEPT_CONNECTIONS,
         )
 
     async def close(self) -> None:
@@ -180,13 +190,10 @@ class VLLMServer:
             if is_away(error):
                 raise
             return False
-        return bool(answer["choices"][0].get("weight_versions"))
-
-    async def sample_token(self, model: str, salt: str) -> None:
-        """Sample one token, to see whether the server can."""
-        body = {"model": model, "prompt": [1], "max_tokens": 1, "temperature": 1.0, "top_k": 1}
-        body |= {"logprobs": None, "seed": 0, "ignore_eos": True, "cache_salt": salt}
-        await self.ask("POST", TEXT_ROUTE, body)
+        choice = first_choice(answer, self.url)
+        if not is_finished(choice):  # of an aborted one it says no weights, and so would we believe
+            raise VLLMError(IDS_ROUTE, 503, "the server has broken a completion off")
+        return bool(choice.get("weight_versions"))
 
     async def reload_paused(self, folder: Path, version: str) -> None:
         """Load all weights while the turns in flight stand still; they go on with the new ones.
@@ -223,6 +230,14 @@ class VLLMServer:
                 raise
 
 
+def first_choice(answer: Any, url: str) -> dict[str, Any]:
+    """Return the first choice of an answer. Raises UserError if it has none."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise UserError(f"generation.vllm.url: {url} gave no completion. {HINTS['format']}")
+    return choices[0]
+
+
 def _message(response: httpx.Response) -> str:
     """Return the server's error message in one line."""
     try:
@@ -231,4 +246,5 @@ def _message(response: httpx.Response) -> str:
         text = text.get("message", text) if isinstance(text, dict) else text
     except ValueError:
         text = response.text
-    return " ".join(str(text).split())[:300]
+    authorization = response.request.headers.get("authorization", "")
+    return server_words(text, authorization=authorization, max_chars=300)

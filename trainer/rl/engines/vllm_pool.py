@@ -46,6 +46,8 @@ class PooledServer:
     is_changing: whether it gets weights, so that no prompt is sent to it.
     weights: those that it has; None before the first.
     has_labels: whether it says which weights sampled each token, and can pause.
+    model_names: names of the model that it was started with.
+    fault_reason: the invalid completion for which it is left out; None for another reason.
     answered_at: when it last showed that it has the weights. completed_at: when it last completed a
     prompt. checked_at: when it was last asked because it was silent. By the loop's clock.
     is_lost: set when prompts in flight are to go elsewhere.
@@ -60,6 +62,8 @@ class PooledServer:
     is_changing: bool = False
     weights: Weights | None = None
     has_labels: bool = False
+    model_names: frozenset[str] = frozenset()
+    fault_reason: str | None = None
     answered_at: float = float("-inf")
     completed_at: float = float("-inf")
     checked_at: float = float("-inf")
@@ -250,6 +254,7 @@ class ServerPool:
     def mark_up(self, server: PooledServer) -> None:
         """Let a server take part again."""
         server.is_up = True
+        server.fault_reason = None
         server.is_lost = asyncio.Event()
         self._note_change()
 
@@ -270,7 +275,11 @@ class ServerPool:
     async def wait_until_up(self) -> None:
         """Wait until a server takes part."""
         while not self.up:
-            await asyncio.shield(self._changed)
+            await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Wait until a server is left out, or takes part again."""
+        await asyncio.shield(self._changed)
 
     async def close(self) -> None:
         """Close all connections."""

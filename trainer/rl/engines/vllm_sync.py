@@ -12,7 +12,7 @@ import httpx
 from tenacity import RetryCallState
 
 from scorekit.net.retry import failure_of, retrying
-from trainer.rl.engines.vllm_bodies import UnknownWeights, update_of
+from trainer.rl.engines.vllm_answers import UnknownWeights, update_of
 from trainer.rl.engines.vllm_http import UNFINISHED, VLLMError, as_user_error, is_away, retry
 from trainer.rl.engines.vllm_pool import PooledServer, ServerLost, ServerPool
 from trainer.rl.engines.vllm_weights import Weights, WeightUses
@@ -33,6 +33,8 @@ class WeightSync:
     """Makes sure that servers have the weights. Use it in the loop of the pool.
 
     target: the weights that all servers are to have.
+    newest_update: of the newest weights that any process may have sent.
+    try_out: lets a server complete a turn; it raises an error if the server cannot.
     """
 
     def __init__(self, pool: ServerPool, *, adapters: bool, owner: str, is_main: bool) -> None:
@@ -43,6 +45,8 @@ class WeightSync:
         """
         self.pool, self.by_adapters, self.owner = pool, adapters, owner
         self.target: Weights | None = None
+        self.newest_update = 0
+        self.try_out: Callable[[PooledServer], Awaitable[None]] | None = None
         self.uses = WeightUses()
         self._is_main = is_main
         self._base_model = ""
@@ -103,6 +107,10 @@ class WeightSync:
         if self._is_main:
             await server.http.resume_if_paused()
         if not self.by_adapters:
+            served = await server.http.models()
+            server.model_names = frozenset(
+                name for name, is_adapter in served.items() if not is_adapter
+            )
             server.has_labels = await server.http.labels_tokens(model)
             if not server.has_labels:
                 log.info(
@@ -267,7 +275,7 @@ class WeightSync:
         )
 
     async def _revive(self, server: PooledServer) -> None:
-        """Give a server what it has lost, let it sample a token, and let it take part."""
+        """Give a server what it has lost, let it complete a turn, and let it take part."""
         async with server.lock:
             if self.target is None:
                 raise ServerLost("there are no weights yet")
@@ -275,7 +283,8 @@ class WeightSync:
             await self._restore(server)
             weights = server.weights
             assert weights is not None
-            await server.http.sample_token(weights.model, weights.version)
+            assert self.try_out is not None
+            await self.try_out(server)
             if weights != self.target:
                 raise ServerLost("new weights came meanwhile")
             self.pool.mark_up(server)

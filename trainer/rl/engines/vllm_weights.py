@@ -15,6 +15,7 @@ from torch import nn
 
 from scorekit.files import allow_readers
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.model_files import save_model
 from trainer.rl.policy.wrappers import unwrap_distributed
 
 log = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ def save_weights(
         options["save_embedding_layers"] = False
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    bare.save_pretrained(partial, **options)
+    save_model(bare, partial, **options)
     allow_readers(partial)  # vLLM may run under another user
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -12,6 +12,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from scorekit.hub import hide_short_progress
+from scorekit.torch_files import check_weight_files
 from trainer.rl.config import PolicyConfig
 
 
@@ -53,6 +54,7 @@ def load_model(
     if cfg.load_in_4bit:
         options |= _in_4bit(cfg, device)
     config = read_config(path, revision, key)
+    check_weight_files(Path(path))
     try:
         model, loading = model_class(config).from_pretrained(
             path,

@@ -24,6 +24,22 @@ def load_tokenizer(cfg: PolicyConfig) -> Any:
         raise UserError(f"policy.tokenizer: cannot load {path!r}: {first_line(error)}") from None
 
 
+def plain_prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a prompt that no chat template has rendered.
+
+    The tokenizer adds its tokens before the text. A tokenizer made for training (`add_eos_token`)
+    also ends a text with EOS; a prompt must not end with it, because the model would begin
+    another text.
+    """
+    ids = list(tokenizer(text)["input_ids"])
+    bare = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    starts = range(len(ids) - len(bare) + 1)
+    begin = next((n for n in starts if ids[n : n + len(bare)] == bare), len(ids))
+    while len(ids) > begin + len(bare) and ids[-1] == tokenizer.eos_token_id:
+        del ids[-1]
+    return ids
+
+
 def check_tokenizer(cfg: PolicyConfig, tokenizer: Any, model: nn.Module) -> None:
     """Raise UserError if the tokenizer has ids that the model has no embedding for."""
     highest, rows = _highest_id(tokenizer), embedding_rows(model)

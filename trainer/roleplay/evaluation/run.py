@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from scorekit.errors import UserError
+from trainer.chat.message_check import MessageCheck
 from trainer.rl.config import PolicyConfig
 from trainer.rl.policy.devices import prepare_torch
 from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.data import load_train
+from trainer.roleplay.data import checked_turn, load_train
 from trainer.roleplay.evaluation.evaluate import evaluate_policy
 from trainer.roleplay.evaluation.report import write_comparison, write_evaluation
 from trainer.roleplay.evaluation.stats import table
@@ -56,7 +57,7 @@ _SCORED = {
 }
 _ADVICE = "one reward section and calibration.json"
 #: Version of the rules in trainer/roleplay/korean: scores of two versions are not comparable.
-_KOREAN_RULES = 2
+_KOREAN_RULES = 3
 #: Opens an embedding server for the config's folder; None: the config has a URL.
 Embedder = Callable[[Path], AbstractContextManager[OwnServer | None]]
 
@@ -87,10 +88,13 @@ def run_evaluation(
     if against is not None and earlier is None:
         policies[folder / AGAINST] = policy_at(cfg.policy, against)
     bases = {target_dir: resolve_base_model(policy) for target_dir, policy in policies.items()}
-    tokenizers = {folder: tokenizer}
+    tokenizers, turns_by_dir = {folder: tokenizer}, {folder: turns}
     for target_dir in policies.keys() - {folder}:  # with its own template, unless one is set
         other_cfg = cfg.model_copy(update={"policy": policies[target_dir]})
         tokenizers[target_dir] = open_tokenizer(other_cfg)
+        check = MessageCheck(tokenizers[target_dir], cfg.chat)  # it has other control tokens
+        turns_by_dir[target_dir] = [checked_turn(t, f"turn {t.id}", check) for t in turns]
+        check.log_neutralized(str(against), len(turns))
     evaluations = []
     with embedder(folder) as server, ExitStack() as exit_stack:
         similarity = _similarity(cfg, folder, server)
@@ -106,9 +110,8 @@ def run_evaluation(
         configure(cfg.reward, similarity, special)
         for target_dir, policy in policies.items():
             base, adapters = bases[target_dir]
-            report = _evaluate(
-                cfg, turns, tokenizers[target_dir], base, adapters, device, str(policy.path)
-            )
+            inputs = turns_by_dir[target_dir], tokenizers[target_dir]
+            report = _evaluate(cfg, *inputs, base, adapters, device, str(policy.path))
             stats = {"policy": str(policy.path), **scorer, **report.stats}
             evaluations.append(EvaluatedPolicy(str(policy.path), stats, report.examples))
             text = config_text(cfg, str(policy.path))

@@ -3,7 +3,7 @@
 The ending of a sentence decides, not the words in it: 께서 and -시- honor the person spoken of. The
 ending is the sentence's last EF of Kiwi; the EC that an EF becomes before "…" and commas; or 요
 after a word that is no verb (저도요). Codas (가요ㅋ, 좋아용), stage directions (가요. (웃음)) and
-words after the ending (가요, 선배.) are ignored.
+words after the ending (가요, 선배.) are ignored. Only what is certain gets a level.
 """
 
 from __future__ import annotations
@@ -13,64 +13,100 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from trainer.roleplay.korean.endings import (
+    CLOSED_UNLESS_CUT,
+    HAGE_WORDS,
+    OPEN_ASKING,
+    OPEN_CARELESS,
+    OPEN_INSIDE,
+    Level,
+    level_of_ending,
+    may_be_hage,
+)
 from trainer.roleplay.korean.kiwi import Morpheme, forms, sentences
 
-#: ambiguous: 하게체 and 하오체, neither of the two. fragment: no ending with a level.
-Level = Literal["polite", "plain", "ambiguous", "fragment"]
-
-#: Endings as written. Kiwi's begin with a combining jamo if they join a syllable. 여, 유 and 쥬 are
-#: 요 and 죠 in chats and in the dialect of Chungcheong.
-_POLITE = re.compile(
-    r".*(?:[요여유죠쥬]|니다|[ᆸ습읍답랍럽잡]니까|[ᆸ읍]시[다오]|[ᆸ읍]쇼|[ᆸ습읍]죠|[슴ᆷ]다|나이[다까]|오니[다까]|ᆸ소서)"
-)
-_AMBIGUOUS = forms(
-    "네 게 게나 나 는가 ᆫ가 은가 던가 ᆯ런가 오 으오 소 세 세나 음세 ᆷ세 ᆯ세 구려 는구려 구먼 "
-    "는구먼 소서 으소서 음 ᆷ 기"
-)
-#: Endings that leave a sentence open: they have no level, with or without an ellipsis.
-_OPEN = forms(
-    "고 며 으며 면서 으면서 면 으면 지만 어서 아서 니 으니 므로 으므로 려고 으려고 러 으러 "
-    "도록 게끔 다가 자마자 어도 아도 더라도 거나 든지 든가 어야 아야 라서 이라서 ᆯ수록 을수록 "
-    "고서 느라 느라고 ᆫ들 은들 되 으되 자니 다시피 듯 듯이 건만 거늘 더니 었더니"
-)
-#: Endings that are open before a comma, and close a sentence at its end: 비가 오는데.
-_OPEN_INSIDE = forms("는데 ᆫ데 은데 던데 니까 으니까 거든 다고 라고 냐고 자고 다가 게")
 #: Words that are a full answer.
 _POLITE_WORDS = re.compile(r"[네예]+에*|넵|넹|넴|옙|네엡|아뇨|아니요|아니오|글쎄요|천만에요")
 _PLAIN_WORDS = forms(
-    "응 웅 엉 어 응응 그래 아니 아냐 아니야 안녕 미안 그렇지 야 오냐 가 와 봐 자 해 ㅇㅇ ㄴㄴ ㅇㅋ"
+    "응 웅 엉 응응 그래 아냐 아니야 안녕 미안 그렇지 야 오냐 가 봐 해 글쎄 그러게 ㅇㅇ ㄴㄴ ㅇㅋ"
 )
+#: Answers that are also cries or fillers: plain with these marks only.
+_DOUBTFUL_WORDS = {
+    "어": re.compile(r"[.~]?"),
+    "아니": re.compile(r"[^…]*"),
+    "자": re.compile(r"\?*"),
+    "와": re.compile(r"\?*"),
+    "그럼": re.compile(r"!+"),
+}
 #: Stage directions: (웃음), [작게], *미소*.
 _DIRECTION = re.compile(
     r"\([^()\n]{1,60}\)|（[^（）\n]{1,60}）|\[[^\[\]\n]{1,60}\]|\*[^*\n]{1,60}\*"
 )
+#: Words of others, and what introduces them as such: '다녀올게.' 하고 말했어요.
+_INNER_QUOTE = re.compile(
+    r"(?<!\S)(?:'[^'\n]*[.!?…]'|‘[^‘’\n]*[.!?…]’)(?=\s*(?:이?라[고는며]|이?란|하[고며는]|그|고|는))"
+)
+#: 요 that Kiwi separates from its ending: 맞아예, 그랬어유.
+_POLITE_TAIL = forms("요 여 유 예 염 뇨")
+#: Persons whose household is written like a predicate: 친구네 is 친구의 집, or 친구이네.
+_PERSONS = forms(
+    "친구 누구 언니 누나 오빠 동무 엄마 아빠 할머니 할아버지 외할머니 이모 고모 숙모 아저씨 "
+    "아주머니 아줌마 선배 후배 너희 저희 우리 걔 얘 쟤 아가씨 형수 사모 제수"
+)
+#: Connective endings begin like plain ones: 간다며 비웃었다.
+_OPEN_ENDS = ("자니", "며", "면서")
+#: They are one word with a contracted 이 and ᆫ가: 누군가, 뭔가, 어딘가.
+_INDEFINITE = forms("누구 뭐 무엇 어디 언제 왜")
 
 
 def levels(text: str, names: Sequence[tuple[int, int]] = ()) -> list[Level]:
     """Return the level of each sentence that has a letter.
 
-    Stage directions are left out unless there is nothing else.
-    names: see `sentences`.
+    Stage directions are left out unless there is nothing else, and so are words of others that are
+    quoted. names: see `sentences`.
     """
-    spoken = _DIRECTION.sub(lambda match: " " * len(match[0]), text)
-    text = spoken if spoken.strip() else text
+    spoken = _DIRECTION.sub(_blank, text)
+    text = _INNER_QUOTE.sub(_blank, spoken if spoken.strip() else text)
     spans = [(start, end) for start, end in names if text[start:end].strip()]
-    return [level(sentence) for sentence in sentences(text, spans) if _words(sentence)]
+    unsplit: list[list[Morpheme]] = []
+    for sentence in sentences(text, spans):
+        if unsplit and _begins_inside_a_word(text, sentence[0]):
+            open_end = [m._replace(tag="EC") if m.tag == "EF" else m for m in unsplit[-1]]
+            unsplit[-1] = open_end + sentence
+        else:
+            unsplit.append(sentence)
+    return [level(sentence) for sentence in unsplit if _words(sentence)]
+
+
+def _blank(match: re.Match[str]) -> str:
+    return " " * len(match[0])
+
+
+def _begins_inside_a_word(text: str, first: Morpheme) -> bool:
+    """Return whether Kiwi begins a sentence after a letter: 가십니꺼 is read as 가, 십니꺼."""
+    return first.start > 0 and text[first.start - 1].isalpha() and text[first.start].isalpha()
 
 
 def level(sentence: Sequence[Morpheme]) -> Level:
     """Return the level of one sentence."""
     end = _without_marks(sentence)
-    if not end:
-        return "fragment"
-    is_question = any(morpheme.form[:1] in "?？" for morpheme in sentence[len(end) :])
-    if is_question and end[-1].tag == "EC" and end[-1].form in ("니", "으니"):
-        return "plain"  # 배고프지 않니? Kiwi takes it for the ending of 배고프니 먹자
-    result = _level_of_end(end)
-    while result == "fragment" and (end := _before_last_comma(end)):
-        inside = end[-1].tag == "EC" and end[-1].form in _OPEN_INSIDE
-        result = "fragment" if inside else _level_of_end(end)
-    return result
+    result: Level = "fragment"
+    behind: Sequence[Morpheme] = ()
+    while end:
+        result = _level_of_end(end, _marks(sentence[len(end) :]), behind)
+        if result != "fragment":
+            break
+        shorter = _before_last_comma(end)
+        behind, end = end[len(shorter) :], shorter
+    is_hage = result == "plain" and may_be_hage(end[-1].form)
+    return "ambiguous" if is_hage and _calls_in_hage(sentence) else result
+
+
+def _calls_in_hage(sentence: Sequence[Morpheme]) -> bool:
+    """Return whether a sentence has 자네 or 여보게; Kiwi reads 이보게 as 이, 보, 게."""
+    if any(morpheme.form in HAGE_WORDS for morpheme in sentence):
+        return True
+    return "".join(m.form for m in sentence[:3]) in HAGE_WORDS
 
 
 def _without_marks(sentence: Sequence[Morpheme]) -> list[Morpheme]:
@@ -80,35 +116,121 @@ def _without_marks(sentence: Sequence[Morpheme]) -> list[Morpheme]:
     return end
 
 
-def _level_of_end(end: Sequence[Morpheme]) -> Level:
-    """Return the level of the last morpheme."""
-    form, tag = end[-1].form, end[-1].tag
-    if tag in ("EF", "EC") or (form == "요" and tag in ("JX", "MM", "IC")):
-        return _of_ending(form, tag)
-    if tag == "ETN" and form in _AMBIGUOUS:
-        return "ambiguous"
-    if tag == "JKV" and any(morpheme.tag in ("JX", "JKS") for morpheme in end):
+def _marks(morphemes: Sequence[Morpheme]) -> str:
+    """Return the marks that follow an ending, up to the next word."""
+    marks = ""
+    for morpheme in morphemes:
+        if morpheme.tag[0] != "S":
+            break
+        marks += morpheme.form
+    return marks
+
+
+def _level_of_end(end: Sequence[Morpheme], marks: str, behind: Sequence[Morpheme]) -> Level:
+    """Return the level of the last morpheme.
+
+    marks: those after it. behind: the words after its comma, if it is not the sentence's end.
+    """
+    last, before = end[-1], end[-2] if len(end) > 1 else None
+    if before and last.form in _POLITE_TAIL and before.tag in ("EF", "EC", "JX"):
+        return "polite"
+    if last.tag in ("EF", "EC") or (last.form == "요" and last.tag in ("JX", "MM", "IC")):
+        return _of_ending(end, marks, behind)
+    if last.tag == "ETN":
+        return level_of_ending(last.form)
+    if _ends_in_neunde(end):
+        return "fragment" if behind else "plain"
+    if last.tag == "JKV" and any(morpheme.tag in ("JX", "JKS") for morpheme in end):
         return "plain"  # 내 이름은 유나야: Kiwi takes the verb for a call
-    is_single_word = len(end) == 1 or end[-2].tag in ("SP", "SF", "SE")
-    if tag == "IC" or is_single_word:
-        return _of_word(form, tag)
+    if (last.form, last.tag) == ("되", "VV") or _denies(end, marks):
+        return "plain"  # 안 되 is written for 안 돼
+    is_single_word = before is None or before.tag in ("SP", "SF", "SE")
+    if last.tag == "IC" or is_single_word:
+        if before and before.start + len(before.form) == last.start and not is_single_word:
+            return "fragment"  # 그네, which Kiwi reads as 그 and 네
+        return _of_word(last.form, last.tag, marks if is_single_word else "")
     return "fragment"
 
 
-def _of_ending(form: str, tag: str) -> Level:
-    if _POLITE.fullmatch(form):
-        return "polite"
-    if form in _AMBIGUOUS:
-        return "ambiguous"
-    return "fragment" if tag == "EC" and form in _OPEN else "plain"
+def _ends_in_neunde(end: Sequence[Morpheme]) -> bool:
+    """Return whether 없는데 ends the sentence, which Kiwi may read as a place: 없는 데."""
+    if len(end) < 3 or (end[-1].form, end[-1].tag) != ("데", "NNB"):
+        return False
+    stem, modifier, noun = end[-3:]
+    return (
+        stem.tag == "VA"
+        and (modifier.form, modifier.tag) == ("는", "ETM")
+        and modifier.start + len(modifier.form) == noun.start
+    )
 
 
-def _of_word(form: str, tag: str) -> Level:
+def _of_ending(end: Sequence[Morpheme], marks: str, behind: Sequence[Morpheme]) -> Level:
+    form, tag = end[-1].form, end[-1].tag
+    if behind and tag == "EC" and form in OPEN_INSIDE:
+        # 없나, 얘들아 asks; 하나, 늦겠지 goes on.
+        return "fragment" if form != "나" or any(m.tag[0] in "VE" for m in behind) else "plain"
+    asks = not behind and ("?" in marks or "？" in marks)
+    is_cut = "…" in marks or ".." in marks
+    if asks and form in OPEN_ASKING:
+        return "plain"
+    if form in OPEN_CARELESS:
+        return "fragment" if behind or is_cut else "plain"
+    if form in CLOSED_UNLESS_CUT:
+        return "fragment" if is_cut else "plain"
+    return "fragment" if _is_doubtful(end, asks, is_cut) else level_of_ending(form)
+
+
+def _is_doubtful(end: Sequence[Morpheme], asks: bool, is_cut: bool) -> bool:
+    """Return whether the last morpheme is perhaps not the ending that Kiwi takes it for."""
+    last = end[-1]
+    before = end[-2] if len(end) > 1 else last
+    is_copula = before.tag in ("VCP", "VCN")
+    if before.tag == "MM" or [morpheme.tag for morpheme in end[-3:-1]] == ["ETM", "VV"]:
+        return True  # 높은 이자, 예쁜 가지: what describes a noun stands before no verb
+    if last.form in ("여", "이여"):
+        return is_copula  # 아니여 is 아니야 in some dialects, and 아니에요 in chats
+    if last.tag == "EC" and last.form == "라":
+        return is_copula  # 그런 게 아니라…
+    if last.tag == "EC" and last.form == "다":
+        return before.tag == "VV" and before.form not in ("있", "없")  # 집에 오다…
+    if last.tag == "EC" and (last.form in ("니", "으니") or last.form.endswith(_OPEN_ENDS)):
+        return not asks
+    if last.tag == "EC" and last.form == "나" and is_cut:
+        return before.tag != "EP"  # 비가 오나…: it asks, or it means but
+    if last.form == "어" and "".join(morpheme.form for morpheme in end) == "하지말어":
+        return end[0].start == end[1].start  # 치마
+    if len(end) < 3 or before.tag != "VCP":
+        return False
+    noun = end[-3]
+    if noun.start + len(noun.form) > before.start and last.form == "ᆫ가":
+        return noun.form in _INDEFINITE
+    return (
+        last.form == "네"
+        and (noun.tag == "NNP" or noun.form in _PERSONS)
+        and (before.start == last.start)
+    )
+
+
+def _denies(end: Sequence[Morpheme], marks: str) -> bool:
+    """Return whether the sentence is a reply such as 고맙긴, 예쁘기는."""
+    if len(end) < 3 or "…" in marks or ".." in marks:
+        return False
+    stem, nominal, particle = end[-3:]
+    return (
+        (nominal.form, nominal.tag) == ("기", "ETN")
+        and (particle.form, particle.tag) in (("ᆫ", "JX"), ("는", "JX"))
+        and (stem.tag == "VA" or (stem.tag == "VV" and stem.form not in ("하", "보")))
+    )
+
+
+def _of_word(form: str, tag: str, marks: str) -> Level:
     """Return the level of a word that is an answer by itself, such as 네, 그럼요, 응."""
     if _POLITE_WORDS.fullmatch(form) or (tag == "IC" and form.endswith("요")):
         return "polite"
     if form.endswith(("세요", "세용", "네요", "니다")):
         return "polite"
+    if form in _DOUBTFUL_WORDS:
+        return "plain" if _DOUBTFUL_WORDS[form].fullmatch(marks) else "fragment"
     return "plain" if form in _PLAIN_WORDS else "fragment"
 
 

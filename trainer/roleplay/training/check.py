@@ -39,13 +39,14 @@ def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
     run_check = findings.run_check
     train = run_check("data.train", _turns, "data.train", cfg)
     held_out = run_check("data.eval", _turns, "data.eval", cfg) if cfg.data.eval else None
-    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
+    model = run_check("policy.path", _model, cfg)
     tokenizer = None if model is None else run_check("policy.tokenizer", _tokenizer, cfg, model)
     if tokenizer is not None:
         for key, turns in (("data.train", train), ("data.eval", held_out)):
-            if turns:
-                fitting = run_check(f"prompts of {key}", _prompts, cfg, key, turns, tokenizer)
-                train = fitting if key == "data.train" and fitting else train
+            checked = turns and run_check(f"messages of {key}", _messages, cfg, key, tokenizer)
+            if checked:
+                fitting = run_check(f"prompts of {key}", _prompts, cfg, key, checked, tokenizer)
+                train = (fitting or checked) if key == "data.train" else train
     if train and held_out:
         run_check("overlap", _overlap, train, held_out)
     device = run_check("device", _device, cfg, processes)
@@ -67,10 +68,23 @@ def _turns(key: str, cfg: RoleplayConfig) -> tuple[list[RoleplayTurn], str]:
     return turns, f"{len(turns)} turns of {scenarios} scenarios{missing_note}"
 
 
+def _model(cfg: RoleplayConfig) -> tuple[nn.Module, str]:
+    return check_model(cfg.policy, cfg.policy.path, "policy.path", trl=True)
+
+
 def _tokenizer(cfg: RoleplayConfig, model: nn.Module) -> tuple[Any, str]:
     tokenizer = open_tokenizer(cfg)
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model, tokenizer))
     return tokenizer, f"{len(tokenizer):,} tokens, a reply ends at {' '.join(stops)}"
+
+
+def _messages(cfg: RoleplayConfig, key: str, tokenizer: Any) -> tuple[list[RoleplayTurn], str]:
+    is_train = key == "data.train"
+    checked = preflight.checked_train if is_train else preflight.checked_held_out
+    turns = checked(cfg, tokenizer)
+    return turns, (
+        f"control tokens: {cfg.chat.control_tokens}, placeholders: {cfg.chat.placeholders}"
+    )
 
 
 def _prompts(

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from scorekit.config import refuse_password
+from scorekit.documents import DocumentError, parse_yaml
 from scorekit.errors import UserError
 from trainer.roleplay.config import GRPOSection
 
@@ -128,8 +127,8 @@ def _value(words: Sequence[str]) -> Any:
 def _read(word: str) -> Any:
     """Parse a value as YAML; `2e-6`, which is a text in YAML 1.1, becomes a number."""
     try:
-        value = yaml.safe_load(word)
-    except yaml.YAMLError:
+        value = parse_yaml(word)
+    except DocumentError:
         return word
     if isinstance(value, str):
         try:

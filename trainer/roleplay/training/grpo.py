@@ -7,16 +7,53 @@ The overridden methods are those of TRL 1.16 and transformers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from scorekit.errors import UserError
+from trainer.rl.policy.tokens import embedding_rows
 from trainer.roleplay.turn import Message
 from trainer.runs.checkpoints.checkpoint import RandomState, put_random_state, random_state
 from trainer.runs.trl.arguments import learn_in_float32
 from trainer.runs.trl.checkpoints import TrlCheckpointMixin
+
+#: Keys of `generation_kwargs` with which a completion may end elsewhere.
+ENDING_OPTIONS = frozenset({"stop", "stop_token_ids", "max_tokens"})
+
+
+def lost_completions(
+    ids_of_completions: Sequence[Sequence[int]],
+    stops: Collection[int],
+    max_length: int | None,
+    vocabulary_size: int,
+) -> str | None:
+    """Return what is wrong with completions of vLLM, which are not the policy's; None if nothing.
+
+    TRL does not read `finish_reason`, so an aborted completion looks like a short one. It has no
+    stop id at its end, though, and is shorter than requested.
+    max_length: None: completions may end elsewhere.
+    """
+    num_lost = 0
+    for ids in ids_of_completions:
+        outside = [token_id for token_id in ids if not 0 <= token_id < vocabulary_size]
+        if outside:
+            return (
+                f"vLLM returned id {outside[0]}, but the policy has {vocabulary_size} ids. Start "
+                "it with policy.path"
+            )
+        is_cut = max_length is not None and len(ids) < max_length
+        num_lost += not ids or (is_cut and ids[-1] not in stops)
+    if not num_lost:
+        return None
+    return (
+        f"vLLM broke {num_lost} of {len(ids_of_completions)} completions off: they have no stop "
+        "token and are shorter than grpo.max_completion_length. None is learned. Let nothing else "
+        "pause the server, and start it with a --max-model-len of the policy's context"
+    )
 
 
 class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
@@ -50,6 +87,30 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
             for _ in range(self._epochs_done):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
+
+    # -- completions -------------------------------------------------------------------------------
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's completions. Raises UserError if vLLM has lost some of them."""
+        generate: Any = super()._generate_single_turn
+        outputs = generate(*args, **kwargs)
+        if self.use_vllm:
+            ids_of_completions: Sequence[Sequence[int]] = outputs[0]
+            arguments: Any = self.args
+            options = arguments.generation_kwargs or {}
+            max_length = None if ENDING_OPTIONS & options.keys() else self.max_completion_length
+            model: Any = self.accelerator.unwrap_model(self.model)
+            problem = lost_completions(
+                ids_of_completions,
+                {*self.eos_token_ids, self._tokenizer.pad_token_id},
+                max_length,
+                embedding_rows(model),
+            )
+            # All processes raise the error, or the others would wait for this one.
+            problems = [text for text in gather_object([problem]) if text is not None]
+            if problems:
+                raise UserError(f"grpo.options.use_vllm: {problems[0]}")
+        return outputs
 
     # -- stats -------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from trainer.chat.message_check import MessageCheck
 from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import Finding, findings_of, label_samples, refuse_errors
 from trainer.rl.policy.devices import autocast
@@ -30,7 +31,7 @@ def read_turns(
     cfg: RoleplayConfig, tokenizer: Any
 ) -> tuple[list[RoleplayTurn], list[RoleplayTurn]]:
     """Return (training turns, held-out turns) whose prompt fits. Raises UserError."""
-    train = drop_overlong("data.train", load_train(cfg.data), cfg, tokenizer)
+    train = drop_overlong("data.train", checked_train(cfg, tokenizer), cfg, tokenizer)
     held_out = held_out_turns(cfg, tokenizer)
     if overlap := in_both(train, held_out):
         log.warning("%s", overlap)
@@ -46,8 +47,26 @@ def read_turns(
 
 def held_out_turns(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
     """Return the turns to evaluate on, whose prompt fits; none if the config names none."""
-    turns = load_held_out(cfg.data, cfg.eval.eval_limit)
+    turns = checked_held_out(cfg, tokenizer)
     return drop_overlong("data.eval", turns, cfg, tokenizer)
+
+
+def checked_train(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
+    """Return the training turns with messages that are checked for the policy. Raises
+    UserError."""
+    check = MessageCheck(tokenizer, cfg.chat)
+    turns = load_train(cfg.data, check)
+    check.log_neutralized("data.train", len(turns))
+    return turns
+
+
+def checked_held_out(cfg: RoleplayConfig, tokenizer: Any) -> list[RoleplayTurn]:
+    """Return the held-out turns with messages that are checked for the policy. Raises
+    UserError."""
+    check = MessageCheck(tokenizer, cfg.chat)
+    turns = load_held_out(cfg.data, cfg.eval.eval_limit, check)
+    check.log_neutralized("data.eval", len(turns))
+    return turns
 
 
 def drop_overlong(

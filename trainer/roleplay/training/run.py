@@ -18,6 +18,7 @@ from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
+from trainer.rl.policy.adapters import adapter_config, check_adapters
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
@@ -68,6 +69,7 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
             log.warning("%s has its %d updates. Raise grpo.max_steps", start.folder, total)
             return start.artifacts(start.reports)
         preflight.check_chat(cfg, tokenizer, train)
+        check_adapters(cfg.policy, trl=True)
         calibration = open_rewards(start, inputs, exit_stack)
         plan = replace(plan, origin=plan.origin | calibration_origin(calibration))
         model = start.load_policy()
@@ -152,7 +154,9 @@ def open_trainer(start: TrlStart[RoleplayConfig], inputs: RunInputs, model: nn.M
             args=inputs.arguments,
             train_dataset=Dataset.from_dict(columns_of(inputs.train)),
             processing_class=inputs.tokenizer,
-            peft_config=_adapters(start.cfg),
+            peft_config=adapter_config(model, start.cfg.policy)
+            if start.cfg.policy.lora.r
+            else None,
             epochs_done=start.done // updates_per_epoch(inputs.arguments, len(inputs.train)),
         )
     except (ImportError, ConnectionError) as error:  # vLLM, or another of TRL's helpers
@@ -225,21 +229,6 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
     def rating(self, stats: Mapping[str, Any]) -> float | None:
         """Return the value by which the best checkpoint is chosen."""
         return stats["reward_mean"]
-
-
-def _adapters(cfg: RoleplayConfig) -> Any:
-    """Return peft's config; None if every weight is trained."""
-    if not cfg.policy.lora.r:
-        return None
-    from peft import LoraConfig as PeftLora
-
-    lora = cfg.policy.lora
-    return PeftLora(
-        r=lora.r,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft multiplies with it
-        target_modules=lora.target_modules,
-        task_type="CAUSAL_LM",
-    )
 
 
 def calibration_origin(folder: Path) -> Origin:

@@ -5,15 +5,17 @@ Their base model is found and both are loaded together, without an export.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
+from scorekit.torch_files import check_weight_files
 from trainer.rl.config import LoraConfig, PolicyConfig
+from trainer.rl.policy.adapters import without_tie_warnings
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.models import holds_adapters
 from trainer.runs.checkpoints.checkpoint import read_state
@@ -73,8 +75,10 @@ def attach_adapters(model: Any, adapters: Path) -> Any:
     """Return the model in peft's wrapper with adapters. Raises UserError if they do not fit."""
     from peft import PeftModel
 
+    check_weight_files(adapters)
     try:
-        return PeftModel.from_pretrained(model, str(adapters)).eval()
+        with without_tie_warnings():
+            return PeftModel.from_pretrained(model, str(adapters)).eval()
     except Exception as error:  # peft raises many types
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"{adapters}: cannot be loaded: {lines[0]}") from None
@@ -82,7 +86,7 @@ def attach_adapters(model: Any, adapters: Path) -> Any:
 
 def _adapter_config(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        values = parse_json((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return dict(values)
     except (OSError, ValueError, TypeError):
         raise UserError(f"{folder}: adapter_config.json cannot be read") from None

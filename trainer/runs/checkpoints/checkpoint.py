@@ -26,8 +26,12 @@ import numpy as np
 import torch
 
 from scorekit.digest import digest_files
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, replacing_folder
+from scorekit.net.addresses import without_userinfo
+from scorekit.torch_files import check_torch_file, check_weight_files
+from trainer.rl.model_files import save_model
 from trainer.rl.policy.models import model_class
 from trainer.rl.policy.vision import takes_images
 from trainer.rl.policy.wrappers import unwrap_peft
@@ -43,6 +47,7 @@ RandomState = dict[str, Any]
 class CheckpointState:
     """The contents of state.json after `update` updates.
 
+    config, origin: without the passwords of URLs.
     prompts_seen: position in the shuffled passes over the training prompts.
     learning_rate: of the last update.
     reward: mean reward on the held-out examples after this update (None: there was no evaluation,
@@ -82,7 +87,7 @@ def save_checkpoint(
     Raises OSError, with the folder's name, if the disk is full.
     """
     with replacing_folder(folder) as partial:
-        model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
+        save_model(model, partial, **({} if weights is None else {"state_dict": weights}))
         save_processors(model, tokenizer, partial)
         for name, saved in (("optimizer", dict(optimizer_state)), ("random", list(random_states))):
             with (partial / f"{name}.pt").open("wb") as file:  # torch's own open hides a full disk
@@ -111,16 +116,20 @@ def finalize_checkpoint(partial: Path, state: CheckpointState) -> None:
     """Write state.json next to the files of a checkpoint that does not have its final name yet."""
     names = sorted(str(path.relative_to(partial)) for path in _files(partial))
     files = {n: [(partial / n).stat().st_size, digest_files([partial / n])] for n in names}
-    contents = asdict(state) | {"versions": versions(), "files": files}
+    # A checkpoint is copied to others; only config.yaml keeps the passwords of URLs.
+    inputs = without_userinfo({"config": state.config, "origin": state.origin})
+    contents = asdict(state) | inputs | {"versions": versions(), "files": files}
     (partial / "state.json").write_text(json.dumps(contents, indent=1), encoding="utf-8")
 
 
 def read_state(folder: Path) -> CheckpointState:
     """Return the contents of state.json. Raises UserError if `folder` is no checkpoint."""
     try:
-        contents = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        contents = parse_json((folder / "state.json").read_text(encoding="utf-8"))
         return CheckpointState(
-            **{f.name: contents[f.name] for f in fields(CheckpointState) if f.name in contents}
+            **without_userinfo(  # an older version stored passwords
+                {f.name: contents[f.name] for f in fields(CheckpointState) if f.name in contents}
+            )
         )
     except (OSError, ValueError, TypeError):
         raise UserError(
@@ -196,6 +205,7 @@ def load_checkpoint(folder: Path, model: Any) -> CheckpointState:
     Raises UserError if `folder` is no checkpoint, or cannot be read by the installed versions.
     """
     state = read_state(folder)
+    check_weight_files(folder)
     try:
         _load_weights(folder, model)
     except Exception as error:  # transformers raises many types
@@ -206,6 +216,7 @@ def load_checkpoint(folder: Path, model: Any) -> CheckpointState:
 def load_optimizer_state(folder: Path) -> dict[str, Any]:
     """Return the saved state of the optimizer, on the CPU. Raises UserError."""
     try:
+        check_torch_file(folder / "optimizer.pt")
         saved: dict[str, Any] = torch.load(
             folder / "optimizer.pt", map_location="cpu", weights_only=True
         )
@@ -261,10 +272,17 @@ def random_state() -> RandomState:
 
 
 def set_random_state(folder: Path, rank: int) -> None:
-    """Restore the random state of process `rank`; nothing happens if it did not exist then."""
-    states = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
-    if rank < len(states):
-        put_random_state(states[rank])
+    """Restore the random state of process `rank`; nothing happens if it did not exist then.
+
+    Raises UserError if the file is damaged.
+    """
+    try:
+        check_torch_file(folder / "random.pt")
+        states = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
+        if rank < len(states):
+            put_random_state(states[rank])
+    except Exception as error:  # torch raises many types
+        raise UserError(f"{folder}: random.pt {cannot_load(read_state(folder), error)}") from None
 
 
 def put_random_state(state: RandomState) -> None:

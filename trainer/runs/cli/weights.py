@@ -15,9 +15,12 @@ from trainer.rl.weight_files import count_weights
 from trainer.runs.checkpoints.checkpoint import model_folder
 
 
-def check_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Module, str]:
+def check_model(
+    cfg: PolicyConfig, path: str | None, key: str, *, trl: bool = False
+) -> tuple[nn.Module, str]:
     """Return the model without its weights, on the meta device, and a description of its size.
 
+    trl: TRL trains it, see `with_adapters`.
     Raises UserError if its files have fewer weights.
     """
     from transformers import AutoConfig, GenerationConfig
@@ -31,8 +34,9 @@ def check_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Modul
     try:
         folder = model_folder(path, revision)
         model = without_weights(AutoConfig.from_pretrained(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{key}: {path}: {str(error).strip().splitlines()[0]}") from None
+    except Exception as error:  # transformers raises many types
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{key}: {path}: {reason}") from None
     with suppress(OSError):  # there may be none
         model.generation_config = GenerationConfig.from_pretrained(folder)
     expected_count = sum(parameter.numel() for parameter in model.parameters())
@@ -45,7 +49,7 @@ def check_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Modul
     if key != "policy.path":
         return model, description
     if cfg.lora.r:
-        model = with_adapters(model, cfg)
+        model = with_adapters(model, cfg, trl=trl)
     freeze_vision(model)
     num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if num_trained < expected_count:

@@ -8,7 +8,6 @@ evaluation-NAME.json and so on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from scorekit.documents import read_json
 from scorekit.errors import UserError
+from scorekit.net.addresses import without_userinfo
 from trainer.rl.config import PolicyConfig
 from trainer.runs.config import DEFAULT_EVAL_SET, FolderConfig
 from trainer.runs.evaluation.paired import PairedStat, comparison_values
@@ -114,7 +115,7 @@ class EvaluationFiles:
             )
         stats = {}
         if self.path("json").is_file():
-            stats = json.loads(self.path("json").read_text(encoding="utf-8"))
+            stats = read_json(self.path("json"))
         return EvaluatedPolicy(str(stats.get("policy", self.folder)), stats, lines)
 
     def outcome(
@@ -201,7 +202,7 @@ def policy_at(policy: PolicyConfig, path: str) -> PolicyConfig:
 
 def config_text(cfg: BaseModel, policy: str | None) -> str:
     """Return the config of an evaluation as YAML; policy: its path as the user named it."""
-    resolved = cfg.model_dump(mode="json")
+    resolved = without_userinfo(cfg.model_dump(mode="json"))
     if policy is not None:
         resolved["policy"]["path"] = policy
     return str(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))

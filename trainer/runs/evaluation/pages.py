@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.net.masking import without_passwords
 from scorekit.report.page import Filters, write_html
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.evaluation.paired import FEWEST, RESAMPLES, PairedStat, as_row
@@ -54,7 +55,7 @@ class TaskPages:
             stopped=next((line["stopped"] for line in ends if line.get("stopped")), None),
             updates=len(updates),
             sets=sets,
-            config=read_text(folder / "config.yaml"),
+            config=without_passwords(read_text(folder / "config.yaml")),
             **values,
         )
 

@@ -26,6 +26,7 @@ OURS = {
     "bf16": "misc.dtype: bfloat16",
     "use_cpu": "misc.device: cpu",
     "gradient_checkpointing": "policy.gradient_checkpointing",
+    "activation_checkpointing": "policy.gradient_checkpointing",
     "per_device_eval_batch_size": "eval.batch_size",
     "do_eval": "data.eval",
     "eval_strategy": "eval.eval_every_n_updates",
@@ -89,7 +90,7 @@ def trl_arguments(
         "seed": misc.seed,
         "bf16": misc.dtype == "bfloat16",
         "use_cpu": device.type == "cpu",
-        "gradient_checkpointing": cfg.policy.gradient_checkpointing,
+        _checkpointing_option(kind): cfg.policy.gradient_checkpointing,
         "remove_unused_columns": False,
         # A callback of ours decides what is evaluated, saved and logged
         "eval_strategy": "no",
@@ -103,6 +104,12 @@ def trl_arguments(
         return kind(**arguments | overrides)
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None
+
+
+def _checkpointing_option(kind: Any) -> str:
+    """Return the option's name: transformers 5.24 renamed it, and warns of the old one."""
+    new = "activation_checkpointing"
+    return new if new in kind.__dataclass_fields__ else "gradient_checkpointing"
 
 
 def _check_option(

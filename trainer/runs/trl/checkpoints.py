@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.files import put_folder, temporary_of, with_path_in_error
+from trainer.rl.model_files import add_older_keys
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,
     finalize_checkpoint,
@@ -73,6 +74,7 @@ class TrlCheckpointMixin:
         try:
             with with_path_in_error(target):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]  # the trainer's
+                add_older_keys(written)
                 save_processors(model, self.processing_class, written)
                 for name in _LEFT_OUT:
                     (written / name).unlink(missing_ok=True)

@@ -90,6 +90,7 @@ class AnswerJudge:
             timeout_s=cfg.timeout_s,
             deadline_s=cfg.deadline_s,
             max_in_flight=cfg.max_in_flight,
+            first_answer_s=cfg.deadline_s,  # a trainer may be started before its services
         )
 
     async def check(self) -> Info:
@@ -184,7 +185,8 @@ class AnswerJudge:
             if isinstance(result, Failed):
                 if paid is not None:  # its model answered without a verdict
                     await self._paid_answers.charge("judge", paid)
-                raise SampleError(result.error.type, result.error.message)
+                error = result.error
+                raise SampleError.of_answer(error.type, error.message, retryable=error.retryable)
             raw_verdict = result.verdict
             reason = ": ".join(
                 part for part in (raw_verdict.reason_code, raw_verdict.notes) if part

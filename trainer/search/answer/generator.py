@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scorekit.llm import LLMError, Message, image_part, text_part
+from scorekit.text.chat_marks import neutral
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import WITHOUT_IMAGES, GeneratorConfig
 from trainer.search.answer.paid_chat import CachedChat, unanswered_reason
@@ -70,9 +71,10 @@ class Generator(CachedChat):
 
 
 def image_messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:
-    """Return the request of a question about images."""
+    """Return the request of a question about images. Special tokens in the question become
+    text."""
     parts = [image_part(png) for png in pngs.values()]
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": [text_part(question), *parts]},
+        {"role": "user", "content": [text_part(neutral(question)), *parts]},
     ]

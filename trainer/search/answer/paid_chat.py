@@ -12,16 +12,21 @@ from pydantic import BaseModel, SecretStr
 
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
-from scorekit.llm.limits import ConcurrencyLimiter
-from scorekit.llm.wire import without_thinking
+from scorekit.llm.errors import CAUSES, late_retry
+from scorekit.llm.limits import ConcurrencyLimiter, Slot
+from scorekit.llm.wire import unfinished_reason, without_thinking
 from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import ChatModelConfig
 from trainer.search.answer.paid_calls import PaidCalls
 from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import ApiUsage
 
-#: Finish reasons of incomplete answers.
-_INCOMPLETE = {"length": "length: cut by max_output_tokens", "content_filter": "refused: filtered"}
+#: Errors of answers that are not whole, by `unfinished_reason`.
+_UNFINISHED = {
+    "length": "length: cut by max_output_tokens",
+    "refused": "refused: filtered",
+    "malformed": "malformed: finish_reason is not stop",
+}
 
 
 def chat_client(cfg: ChatModelConfig, name: str) -> LLMClient:
@@ -116,12 +121,12 @@ class CachedChat:
             reserved = prompt, self.cfg.max_output_tokens
             async with (
                 # a call above the limit is sent alone
-                self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)),
+                self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)) as slot,
                 self._money.reserved(self.name, *reserved),
             ):
                 turn()
                 started_at = time.monotonic()
-                choice = await self._choice(key, messages(), schema, seed)
+                choice = await self._choice(key, messages(), schema, seed, slot)
                 charge = self._count(choice, prompt, words, num_images)
                 reply = _parse_reply(choice, time.monotonic() - started_at)
                 await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
@@ -135,6 +140,7 @@ class CachedChat:
         messages: Sequence[Message],
         schema: Mapping[str, Any] | None,
         seed: int | None,
+        slot: Slot,
     ) -> Choice:
         cfg = self.cfg
         sampling = Sampling(
@@ -150,6 +156,7 @@ class CachedChat:
                 request_id=f"{self.name}-{key.hex()}",
                 json_schema=schema,
                 deadline_s=max(cfg.deadline_s, 2 * cfg.request_timeout_s),
+                outer_slots=(slot,),
             )
         return choice
 
@@ -166,9 +173,10 @@ class CachedChat:
 
 
 def _parse_reply(choice: Choice, latency_s: float) -> PaidText:
-    text, error = without_thinking(choice.text).strip(), _INCOMPLETE.get(choice.finish_reason)
-    if error is None and not text:
-        error = "malformed: an answer without text"
+    text, problem = without_thinking(choice.text).strip(), unfinished_reason(choice.finish_reason)
+    error, cause = None if problem is None else _UNFINISHED[problem], choice.cause_of_no_text()
+    if cause is not None:
+        error = f"{problem or 'malformed'}: {CAUSES[cause]}"
     return PaidText(text=None if error else text, error=error, latency_s=latency_s)
 
 
@@ -176,4 +184,9 @@ def unanswered_reason(error: LLMError | TimeoutError) -> str:
     """Return a reason without the server's text, which may quote the request."""
     if isinstance(error, TimeoutError):
         return "timeout: no answer by the deadline"
-    return error.type if error.status is None else f"{error.type}: HTTP {error.status}"
+    parts = [] if error.status is None else [f"HTTP {error.status}"]
+    if error.cause is not None:
+        parts.append(CAUSES[error.cause])
+    if error.late_pause_s is not None:
+        parts.append(late_retry(error.late_pause_s))
+    return f"{error.type}: {'; '.join(parts)}" if parts else error.type

@@ -87,7 +87,7 @@ class CurationOptions:
         """
         from trainer.runs.messages import show_messages
 
-        with clean_exit():
+        with clean_exit(stdout="result" if self.estimate else "log"):
             show_messages()
             from trainer.search.curation.config import CurationConfig
             from trainer.search.curation.dataset import check_out

@@ -23,8 +23,10 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
+from scorekit.net.addresses import without_userinfo
 from trainer.search.curation.disk_spool import DiskSpool, in_groups
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, digest_of
 from trainer.search.data import gold_pages
@@ -81,7 +83,7 @@ class CurationResult:
         return {
             "schema_version": SCHEMA_VERSION,
             "command": self.command,
-            "settings": self.settings.model_dump(mode="json"),
+            "settings": without_userinfo(self.settings.model_dump(mode="json")),
             "runs": [
                 {
                     "folder": str(run.folder),
@@ -221,7 +223,7 @@ def read_decisions(
     """
     name = command or "COMMAND"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        manifest = parse_json((folder / "manifest.json").read_text("utf-8"))
     except (OSError, ValueError):
         raise UserError(f"{folder}: not a folder of `search {name}`") from None
     actual = manifest.get("command") if isinstance(manifest, dict) else None
@@ -236,7 +238,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
-                row = json.loads(line)
+                row = parse_json(line)
                 has_id = isinstance(row, dict) and isinstance(row.get("id"), str)
                 if not has_id or not isinstance(row.get("kept"), bool):
                     raise UserError(f"{path}, line {number}: not a row of decisions")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
@@ -72,7 +72,7 @@ class Distilled:
         with self.rows_file.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError:
                     row = None
                 if not isinstance(row, dict) or any(name not in row for name in _NEEDED):

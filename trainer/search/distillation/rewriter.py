@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from scorekit.llm import LLMError
 from scorekit.llm.wire import Choice, parse_json
+from scorekit.text.chat_marks import split_special_tokens
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import MoneyConfig
 from trainer.search.answer.generator import estimated_words
@@ -74,9 +75,10 @@ class Rewriter:
 
 
 def thoughts_prompt(question: str, thoughts: Sequence[OriginalThought]) -> str:
-    """Return the user message of a call."""
+    """Return the user message of a call. Special tokens become text; tags of actions stay."""
     turns = [{"turn": t.turn, "action": t.action, "thought": t.thought} for t in thoughts]
-    return json.dumps({"question": question, "turns": turns}, ensure_ascii=False)
+    text = json.dumps({"question": question, "turns": turns}, ensure_ascii=False)
+    return split_special_tokens(text)
 
 
 def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -36,6 +34,13 @@ def serve_openenv(
     no_auth: Annotated[
         bool, typer.Option("--no-auth", help="Let others reach it without a key.")
     ] = False,
+    allow_host: Annotated[
+        str,
+        typer.Option(
+            help="Further names of this server, separated by commas. Without keys it answers to "
+            "loopback names, addresses and these alone."
+        ),
+    ] = "",
 ) -> None:
     """Serve search environments by OpenEnv's protocol, for trainers that speak it.
 
@@ -44,10 +49,27 @@ def serve_openenv(
     """
     from trainer.runs.messages import show_messages
 
-    with clean_exit():
+    with clean_exit(stdout="log"):
         show_messages()
         keys = _keys(host, no_auth)
-        _serve(config, list(set_ or []), (host, port), keys, max_sessions)
+        guard = _Guard(host, port, keys, allow_host)
+        guard.check()
+        _serve(config, list(set_ or []), guard, max_sessions)
+
+
+class _Guard(NamedTuple):
+    """Holds where the server listens, and for whom."""
+
+    host: str
+    port: int
+    keys: list[bytes]
+    allow_host: str
+
+    def check(self) -> None:
+        """Raise UserError for a name of a host that is none."""
+        from scorekit.server.http.bridge import bridge_access
+
+        bridge_access(self.host, self.allow_host)
 
 
 def _keys(host: str, no_auth: bool) -> list[bytes]:
@@ -65,52 +87,35 @@ def _keys(host: str, no_auth: bool) -> list[bytes]:
 def _serve(
     path: Path | None,
     overrides: list[str],
-    address: tuple[str, int],
-    keys: list[bytes],
+    guard: _Guard,
     max_sessions: int,
 ) -> None:
-    import uvicorn
-
+    from scorekit.server.http.bridge import BridgeServer
+    from scorekit.server.http.connection import host_in_url, listen
     from trainer.search.config import SearchConfig
     from trainer.search.data import load_train
     from trainer.search.environment.openenv_fields import longest_turn_s
-    from trainer.search.environment.openenv_guard import GuardedApp
+    from trainer.search.environment.openenv_guard import guard_app
     from trainer.search.environment.openenv_server import create_search_app
     from trainer.search.environment.services import open_environment_services
 
     cfg = load_config(SearchConfig, path, overrides)
     questions = load_train(cfg) if cfg.data.train is not None else []
-    with _listening(*address) as listener, open_environment_services(cfg) as services:
+    with listen(guard.host, guard.port) as listener, open_environment_services(cfg) as services:
         app: Any = create_search_app(services, questions, max_sessions=max_sessions)
-        server = uvicorn.Server(
-            uvicorn.Config(
-                GuardedApp(app, keys),
-                log_level="warning",
-                lifespan="on",
-                ws_ping_timeout=PING_TIMEOUT_S,
-                timeout_graceful_shutdown=SHUTDOWN_S,
-            )
+        server = BridgeServer(
+            guard_app(app, guard.keys, guard.host, guard.allow_host),
+            ws="auto",
+            ws_ping_timeout=PING_TIMEOUT_S,
+            graceful_s=SHUTDOWN_S,
+            must_finish=True,  # the episodes have to be written
         )
         listener.listen()  # who connects from now on waits for a moment, and is not refused
-        name = f"[{address[0]}]" if ":" in address[0] else address[0]
         typer.echo(
-            f"search environments: ws://{name}:{listener.getsockname()[1]}/ws; {len(questions)} "
-            f"questions; {max_sessions} sessions; clients have to wait longer than "
-            f"{longest_turn_s(cfg):g} s for a turn (message_timeout_s)",
+            f"search environments: ws://{host_in_url(guard.host)}:{listener.getsockname()[1]}/ws; "
+            f"{len(questions)} questions; {max_sessions} sessions; clients have to wait longer "
+            f"than {longest_turn_s(cfg):g} s for a turn (message_timeout_s)",
             err=True,
         )
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises them again when it ends,
-            signal.signal(number, server.handle_exit)  # and the episodes have to be written then
+        server.handle_signals()
         server.run(sockets=[listener])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound but does not listen yet. Raises UserError."""
-    try:
-        family, kind, _, _, bound = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(bound)
-    except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror}. Choose another") from None
-    return listener

@@ -1,12 +1,14 @@
-"""Check keys before OpenEnv's app, and cancel a turn whose client has left."""
+"""Protect OpenEnv's app as our services are, and cancel a turn whose client has left."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from scorekit.server.http.bridge import BridgeMiddleware
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -18,39 +20,36 @@ _WAITING = 16
 _CLOSE_CHARACTERS = 1000
 
 
-class GuardedApp:
-    """An ASGI app whose requests need a key, and whose sockets end with their client.
+def guard_app(
+    app: Any, keys: Sequence[bytes] = (), host: str = "127.0.0.1", allow_host: str = ""
+) -> BridgeMiddleware:
+    """Return an ASGI app with the protections of our services, whose sockets end with their client.
 
     app: answers the requests. keys: one of them has to be in `Authorization: Bearer KEY`, except
-    for GET /health; without keys all requests are answered, but those of web pages: a page in a
-    browser of this machine could reach it otherwise.
+    for GET /health; without keys, requests of web pages and of foreign hosts are refused. host: the
+    address that it listens on. allow_host: further names of it, separated by commas; pages of
+    these may send requests. Raises UserError for a name that is none.
     """
+    from scorekit.server.http.bridge import BridgeMiddleware, bridge_access
 
-    def __init__(self, app: Any, keys: Sequence[bytes] = ()) -> None:
-        self._app, self._keys = app, tuple(keys)
+    access = bridge_access(
+        host, allow_host, keys, key_hint="send Authorization: Bearer KEY", local_pages=False
+    )
+    return BridgeMiddleware(SocketApp(app), access)
+
+
+class SocketApp:
+    """An ASGI app whose sockets end with their client. app: answers the requests."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an ASGI request."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-        elif not self._may_pass(scope):
-            needs = b"send Authorization: Bearer KEY" if self._keys else b"web pages are refused"
-            await _refuse(scope, send, needs)
-        elif scope["type"] == "websocket":
+        if scope["type"] == "websocket":
             await self._answer_socket(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    def _may_pass(self, scope: Scope) -> bool:
-        if scope["path"] == "/health":
-            return True
-        headers = dict(scope["headers"])
-        if not self._keys:
-            return b"origin" not in headers
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        # All keys are compared, each in constant time.
-        matches = [hmac.compare_digest(token.strip(), key) for key in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
 
     async def _answer_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the app until it ends; cancel it if the client leaves while a turn is computed."""
@@ -95,12 +94,3 @@ def _begins_turn(message: MutableMapping[str, Any]) -> bool:
     except ValueError:
         return True
     return not (isinstance(content, dict) and content.get("type") == "close")
-
-
-async def _refuse(scope: Scope, send: Send, reason: bytes) -> None:
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    headers = [(b"content-type", b"text/plain; charset=utf-8")]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": reason + b"\n"})

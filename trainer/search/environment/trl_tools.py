@@ -13,7 +13,6 @@ with open_trl_search(load_config(SearchConfig, "search.yaml")) as search:
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.environment.environment import SearchEnvironment
 from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
+from trainer.search.images.image_data import read_image
 from trainer.search.records import Question
 from trainer.search.reward.stats import PARTS
 from trainer.search.rollout.prompt import Message, chat_messages, opening
@@ -197,10 +197,7 @@ class SearchEpisode:
 
 
 def _image_parts(message: Message) -> list[dict[str, Any]]:
-    from PIL import Image
-
-    images = [Image.open(io.BytesIO(image.png)).convert("RGB") for image in message.images]
-    return [{"type": "image", "image": image} for image in images]
+    return [{"type": "image", "image": read_image(image.png)} for image in message.images]
 
 
 def _log_components(

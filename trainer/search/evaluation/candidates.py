@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scorekit.errors import UserError
+from scorekit.net.addresses import address_of
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy.devices import autocast
@@ -50,7 +51,7 @@ def candidate_of(cfg: SearchConfig, folder: Path, named: str | None = None) -> S
         cfg = _renamed(cfg, named)
     if cfg.server.url is not None:
         model = f" ({cfg.server.model})" if cfg.server.model else ""
-        return SearchCandidate(f"{cfg.server.url}{model}", cfg, folder)
+        return SearchCandidate(f"{address_of(cfg.server.url)}{model}", cfg, folder)
     if cfg.policy.path is None:
         raise UserError("policy.path: not set. Name a model's folder or hub id, or set server.url.")
     name = str(cfg.policy.path)

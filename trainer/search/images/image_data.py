@@ -23,18 +23,13 @@ class ImageError(ScorekitError):
 
 
 def read_image(data: bytes) -> PILImage:
-    """Decode an image to RGB, on white where it is transparent. Raises ImageError."""
-    from PIL import Image
+    """Decode an image to RGB, as `scorekit.images` does. Raises ImageError."""
+    from scorekit.images import UnreadableImage, read_rgb
 
     try:
-        image = Image.open(BytesIO(data))
-        if not image.has_transparency_data:
-            return image.convert("RGB")
-        rgba = image.convert("RGBA")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"the image cannot be read: {type(error).__name__}") from None
-    white = Image.new("RGBA", rgba.size, "white")
-    return Image.alpha_composite(white, rgba).convert("RGB")
+        return read_rgb(data)
+    except UnreadableImage as error:
+        raise ImageError(f"the image cannot be read: {error}") from None
 
 
 def write_png(image: PILImage) -> bytes:

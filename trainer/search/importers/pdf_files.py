@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,11 @@ from trainer.search.importers.published import (
     document_name,
 )
 
+#: A PDF of a zip file is larger than this, in bytes, only if it is not a bomb, see `_check_sizes`.
+_MAX_PACKED_BYTES = 2**26
+#: Most times that a large PDF, or all of them, may be larger than in the zip file. PDFs are packed
+#: already: a zip file of them is hardly smaller.
+_MAX_RATIO = 50
 #: The only split: these datasets are benchmarks, and their files name none.
 SPLIT = "test"
 
@@ -50,7 +56,7 @@ class PdfImporter(Importer):
                         pages.add_pdf(document, file, position)
                 except UserError as error:
                     pages.errors.append(str(error))
-                except (OSError, RuntimeError, zipfile.BadZipFile, NotImplementedError) as error:
+                except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
                     pages.errors.append(f"{position}: cannot be read: {error}")
                 step(1)
 
@@ -75,7 +81,27 @@ def _folder_names(path: Path) -> list[str]:
 def _zip_names(path: Path) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
-            return sorted(filter(_is_pdf, names))
-    except (OSError, zipfile.BadZipFile) as error:
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: not a zip file that can be read: {error}") from None
+    pdfs = [entry for entry in entries if _is_pdf(entry.filename)]
+    _check_sizes(path, pdfs)
+    return sorted(entry.filename for entry in pdfs)
+
+
+def _check_sizes(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Raise UserError if a PDF, or all of them, would take far more disk than the zip file.
+
+    zipfile unpacks no more bytes than the sizes say, whatever the content is."""
+    for entry in entries:
+        if entry.file_size > max(_MAX_PACKED_BYTES, _MAX_RATIO * entry.compress_size):
+            raise UserError(
+                f"{path}: {entry.filename!r:.80} would have {entry.file_size:,} bytes, more than "
+                f"{_MAX_RATIO} times as many as in the zip file. Unpack it yourself if you trust it"
+            )
+    total = sum(entry.file_size for entry in entries)
+    if total > max(_MAX_PACKED_BYTES, _MAX_RATIO * path.stat().st_size):
+        raise UserError(
+            f"{path}: its PDFs would have {total:,} bytes, more than {_MAX_RATIO} times as many as "
+            "the zip file. Unpack it yourself if you trust it"
+        )

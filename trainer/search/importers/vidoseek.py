@@ -9,11 +9,11 @@ from 1. Licence: Apache-2.0, as the dataset card says (second-hand).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from trainer.runs.readers import read_rows
 from trainer.search.importers.pdf_files import SPLIT, PdfImporter
@@ -64,12 +64,12 @@ def _pdf_path(source: Path) -> Path:
 def _rows(path: Path) -> list[tuple[str, Any]]:
     """Return (position, row) of a JSON object with `examples`, a JSON array, or JSON lines."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = parse_json(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text. Save the file as UTF-8") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         return list(read_rows(str(path)))  # JSON lines, or an error with the line
     if isinstance(content, dict) and "uid" not in content:
         check_keys(content, ("examples",), (), str(path))

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from scorekit.errors import UserError
 from trainer.chat.config import ChatConfig
 from trainer.chat.render import render
+from trainer.rl.policy.control_tokens import control_tokens
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import SampledCompletion
+from trainer.search.actions import TAGS
 from trainer.search.images.processor import ImageProcessor, ProcessedImage
 from trainer.search.images.views import ShownImage
 from trainer.search.records import TokenRecord, mask_digest
@@ -50,6 +52,7 @@ class TurnTokenizer:
         self.stops = list(stops)
         # A group has equal texts at the same time.
         self._cached_ids = lru_cache(512)(self._text_ids)
+        self._cached_text = lru_cache(512)(self._without_control_tokens)
         self.prefill = self._check()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
@@ -100,7 +103,13 @@ class TurnTokenizer:
     # -- renders ----------------------------------------------------------------------------------
 
     def _rendered(self, messages: Sequence[Message]) -> str:
-        parts = template_messages(messages)
+        safe = [
+            message
+            if message.role == "assistant"
+            else replace(message, text=self._cached_text(message.text))
+            for message in messages
+        ]
+        parts = template_messages(safe)
         return render(self.tokenizer, parts, self._chat, generation_prompt=True)
 
     def _tail(self, message: Message) -> str:
@@ -123,6 +132,15 @@ class TurnTokenizer:
             times = self.reader.ids(next(remaining)) if token_id == image_id else 1
             joined += [token_id] * times
         return joined
+
+    def _without_control_tokens(self, text: str) -> str:
+        """Return a text of a message with this tokenizer's control tokens as text.
+
+        Texts from outside have passed `neutral` before, which knows the forms of most of them. The
+        tags of the policy's actions are meant.
+        """
+        controls = control_tokens(self.tokenizer, template_kwargs=self._chat.template_kwargs)
+        return controls.as_text(text, "outside", allowed=TAGS)
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
         # verbose: the tokenizer would warn of texts beyond its limit; `context` bounds them

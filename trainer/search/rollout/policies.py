@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from scorekit.llm import LLMClient, LLMError, Sampling
+from scorekit.llm.errors import CAUSES
+from scorekit.llm.wire import unfinished_reason
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.seeds import stream_seed
 from trainer.search.actions import THINK
@@ -135,6 +137,12 @@ class ChatPolicy(Policy):
         except LLMError as error:
             end: EndName = "context" if error.type == "overlong" else "failed"
             return TurnOutput(end=end, detail=f"policy: {error}"[:LONGEST_DETAIL])
+        # A turn that max_tokens cuts is the policy's own. What a filter withholds is not.
+        if unfinished_reason(choice.finish_reason) in ("refused", "malformed"):
+            detail = f"policy: a turn with finish_reason {choice.finish_reason!r}"
+            if (cause := choice.cause_of_no_text()) is not None:
+                detail = f"policy: {CAUSES[cause]} (finish_reason {choice.finish_reason!r})"
+            return TurnOutput(end="failed", detail=detail[:LONGEST_DETAIL])
         took = time.perf_counter() - started
         text = full_text(choice.text, choice.reasoning)
         return TurnOutput(text, choice.completion_tokens, seconds=took)

@@ -24,7 +24,7 @@ def loop(
     """
     from trainer.runs.messages import show_messages
 
-    with clean_exit(f"the same command (--out {out})"):
+    with clean_exit(f"the same command (--out {out})", stdout="log"):
         show_messages()
         from rich.console import Console
         from rich.table import Column, Table

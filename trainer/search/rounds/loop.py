@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from scorekit.documents import read_json
 from trainer.runs.shutdown import ShutdownHandler
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.page import write_page
@@ -111,4 +111,4 @@ def _rows(folder: Path) -> int:
 
 
 def _manifest(folder: Path) -> Any:
-    return json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return read_json(folder / "manifest.json")

@@ -24,8 +24,10 @@ import typer
 from pydantic import BaseModel
 
 from scorekit.config import save_config
+from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
+from scorekit.net.addresses import without_userinfo
 from scorekit.processes import end_with_parent
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
 from trainer.runs.run_log import read_jsonl
@@ -77,7 +79,7 @@ class StepRecord:
 def read_steps(folder: Path) -> dict[str, StepRecord]:
     """Return the started steps of a round by name."""
     try:
-        records = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        records = parse_json((folder / FILE).read_text(encoding="utf-8"))
         return {name: StepRecord(**values) for name, values in records.items()}
     except FileNotFoundError:
         return {}
@@ -265,7 +267,7 @@ class Steps:
         recorded: Mapping[str, Any] = self.records[name].settings
         if cfg is not None:
             recorded = with_new_keys(recorded, settings, name, cfg)
-        differ = changed(recorded, settings)
+        differ = changed(without_userinfo(recorded), without_userinfo(settings))
         if differ:
             raise UserError(
                 f"{self.folder / name}: made with other settings ({'; '.join(differ)}). Restore "
@@ -275,7 +277,8 @@ class Steps:
     def _write(self, name: str, record: StepRecord) -> None:
         self.records[name] = record
         records = {step: asdict(step_record) for step, step_record in self.records.items()}
-        write_atomic(self.folder / FILE, json.dumps(records, indent=1, ensure_ascii=False))
+        text = json.dumps(without_userinfo(records), indent=1, ensure_ascii=False)
+        write_atomic(self.folder / FILE, text)
 
     def _print(self, message: str) -> None:
         typer.echo(f"[{self.folder.name}] {message}")

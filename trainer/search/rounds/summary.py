@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scorekit.documents import read_json
 from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.reward.config import SearchRewardConfig
@@ -55,7 +55,7 @@ def summarize_round(
     for command in round_cfg.then:
         path = folder / command / "manifest.json"
         if path.is_file():
-            counts[command] = json.loads(path.read_text(encoding="utf-8"))["counts"]
+            counts[command] = read_json(path)["counts"]
     return RoundSummary(
         name=round_cfg.name,
         folder=folder,

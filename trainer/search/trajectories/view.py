@@ -18,6 +18,7 @@ from markupsafe import Markup
 from scorekit.errors import UserError
 from scorekit.report.page import write_html
 from scorekit.report.render import visible
+from trainer.search.images.image_data import ImageError, read_image
 from trainer.search.records import SUCCESS, Trajectory
 from trainer.search.trajectories.layout import KINDS, ShownEpisode, lay_out, mean_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -129,7 +130,7 @@ def _style_sheet(classes: Mapping[str, str], load_image: LoadImage) -> tuple[str
             continue
         try:
             url = _small(load_image(sha256))
-        except (UserError, OSError):
+        except (UserError, ImageError, OSError):
             missing.add(sha256)
         else:
             rules[name] = f".{name} {{ background-image: url({url}); }}"
@@ -140,8 +141,7 @@ def _small(png: bytes) -> str:
     """Return an image as a data URL, scaled to the page."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(png)) as opened:
-        image = opened.convert("RGB")
+    image = read_image(png)
     image.thumbnail((_WIDEST, 4 * _WIDEST), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     image.save(file, "WEBP", quality=_QUALITY)

@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 
 from scorekit.errors import UserError
 from scorekit.report.render import visible
-from scorekit.rowfile import MOST_CHARACTERS
+from scorekit.rows.read import MOST_CHARACTERS
 from trainer.search.curation.config_sections import CLASSES, TruthClass
 
 #: Columns of a worksheet that are read back.

@@ -96,7 +96,7 @@ def evaluate_on_dataset(
     sharing = None if world is None or world.is_sharded else world
     own_examples = sharing.split_items(examples) if sharing else list(enumerate(examples))
     with preserve_rng_state(policy_model, _SEED):
-        rollouts = generate_rollouts(
+        rollouts: list[TranslationRollout] = generate_rollouts(
             [example for _, example in own_examples],
             policy_model,
             tokenizer,

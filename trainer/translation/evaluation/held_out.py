@@ -15,6 +15,7 @@ from typing import Any
 from scorekit.client import RemoteScorer
 from scorekit.client.replicas import check_agreement
 from scorekit.errors import ScorekitError, UserError
+from scorekit.net.addresses import address_of
 from scorekit.schemas import Info
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from trainer.runs.config import set_key
@@ -71,7 +72,9 @@ class HeldOutMetrics:
         for name, urls in self._urls.items():
             info = self._info(name, at_start=True)
             if info is None:
-                descriptions.append(f"{name}: {urls[0]} does not answer; its stats will be missing")
+                descriptions.append(
+                    f"{name}: {address_of(urls[0])} does not answer; its stats will be missing"
+                )
                 continue
             for set_name, examples in sets.items():
                 self._check_references(name, info, set_name, examples)
@@ -112,7 +115,7 @@ class HeldOutMetrics:
         Raises UserError if the metric is not allowed; at the start also if a URL is no metric.
         """
         key, infos = f"eval.metrics.{name}", dict[str, Info]()
-        own_urls = {url.rstrip("/") for url in self._urls[name]}
+        own_urls = {address_of(url) for url in self._urls[name]}
         if shared_urls := own_urls & self._rewarder.needed_urls:
             raise UserError(
                 f"{key}: {min(shared_urls)} is a reward's. A held-out metric must be another one"
@@ -120,7 +123,7 @@ class HeldOutMetrics:
         for url in self._urls[name]:
             try:
                 with closing(_open([url], min(_PROBE_S, self._timeout_s))) as scorer:
-                    infos[url] = scorer.info()
+                    infos[address_of(url)] = scorer.info()
             except ScorekitError as error:
                 if at_start and error.exit_code == 2:  # a wrong URL, key or service
                     raise UserError(f"{key}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,14 @@ from typing import Any
 from scorekit.client import RemoteScorer, ScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import Failed, Info, JudgeScored, Result, Scored, Truncated, Verdict
-from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
+from scorekit.scorers import (
+    RewardOutput,
+    SampleForScoring,
+    ScorerSample,
+    ScoringConfig,
+    as_samples,
+    as_scoring_config,
+)
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import MQM, ServiceName
 
@@ -50,22 +57,26 @@ class JudgeScorer(RemoteScorer):
         self._body = body
 
     def score_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+        self,
+        samples: Iterable[ScorerSample],
+        cfg: ScoringConfig | Mapping[str, Any] | None = None,
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place."""
         return self.submit_batch(samples, cfg).result()
 
     def submit_batch(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
+        self,
+        samples: Iterable[ScorerSample],
+        cfg: ScoringConfig | Mapping[str, Any] | None = None,
     ) -> Future[RewardOutput]:
         """Start `score_batch` and return its future. A judge has no token limit."""
-        cfg = cfg or ScoringConfig()
-        bodies = [self._body(sample) for sample in samples]
-        options = {"cache": cfg.cache}
+        chosen, scoring = as_samples(samples), as_scoring_config(cfg)
+        bodies = [self._body(sample) for sample in chosen]
+        options = {"cache": scoring.cache}
 
         async def score(client: ScoringClient) -> RewardOutput:
-            results = await client.score(bodies, options, batch_size=cfg.batch_size)
-            outcomes = [_as_scored(r, s) for r, s in zip(results, samples, strict=True)]
+            results = await client.score(bodies, options, batch_size=scoring.batch_size)
+            outcomes = [_as_scored(r, s) for r, s in zip(results, chosen, strict=True)]
             return RewardOutput([r.score if r.ok else None for r in outcomes], outcomes)
 
         return self.submit(score)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ScorekitError, ServiceUnreachable
+from scorekit.rewards.results import log_words
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
 
@@ -129,7 +130,7 @@ class RewardBatch:
             if self._answered[name] <= group.submitted or self._is_silent(name):
                 self.give_up(name, str(error) or type(error).__name__)
             else:
-                log.warning("%s: no scores for %d samples: %s", name, count, error)
+                log.warning("%s: no scores for %d samples: %s", name, count, log_words(error))
             return _all_failed(count, str(error))
         if not any(map(_is_answer, results)) and self._is_silent(name):
             self.give_up(name, f"no answer in {self._silent_s[name]:.0f} s")
@@ -158,7 +159,7 @@ class RewardBatch:
         """Skip this service for the rest of the batch, and wait for none of its answers."""
         if name not in self._skipped_services:
             self._skipped_services[name] = reason
-            log.warning("%s is skipped for this batch: %s", name, reason)
+            log.warning("%s is skipped for this batch: %s", name, log_words(reason))
 
     def _is_silent(self, name: ServiceName) -> bool:
         return self._silent_s[name] >= self.services.deadline_s(name)

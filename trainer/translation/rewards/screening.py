@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from scorekit.errors import UserError
+from scorekit.rewards.results import log_words
 from scorekit.scorers import SampleForScoring
 from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import set_key
@@ -81,7 +82,9 @@ def check_sources(
     rows = [example for example in examples if example.src_text in errors]
     if not rows:
         return errors
-    row_names = [f"{row.location or row.id} ({errors[row.src_text]})" for row in rows[:_MAX_NAMED]]
+    row_names = [
+        f"{row.location or row.id} ({log_words(errors[row.src_text])})" for row in rows[:_MAX_NAMED]
+    ]
     if len(rows) > _MAX_NAMED:
         row_names.append(f"and {len(rows) - _MAX_NAMED} more")
     message = (

@@ -13,6 +13,8 @@ from scorekit.client import RemoteScorer
 from scorekit.client.replicas import check_agreement, check_service
 from scorekit.config import split_commas
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
+from scorekit.net.addresses import address_of
+from scorekit.rewards.results import log_words
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
@@ -142,7 +144,7 @@ class RewardClient:
     @property
     def needed_urls(self) -> set[str]:
         """Return the URLs of the services with a weight."""
-        return {url.rstrip("/") for name in self.needed for url in self._urls.get(name, ())}
+        return {address_of(url) for name in self.needed for url in self._urls.get(name, ())}
 
     @property
     def needed_models(self) -> set[tuple[str, str]]:
@@ -228,7 +230,7 @@ class RewardClient:
         except Exception as error:  # a service without a weight must not end the run
             if name in self.needed:
                 raise
-            log.warning("%s has no weight and does not answer: %s", name, error)
+            log.warning("%s has no weight and does not answer: %s", name, log_words(error))
 
     def _absence(self, name: ServiceName) -> str | None:
         """Return why a service without a weight is unavailable now; None: it answers.
@@ -268,11 +270,11 @@ class RewardClient:
             if len(urls) > 1:
                 raise UserError(f"{self._key(name)}: {local[0]!r} cannot be used with another one")
             return self._in_process(name, local[0])
-        infos = {url: self._check(name, url) for url in urls}
+        infos = {address_of(url): self._check(name, url) for url in urls}
         check_agreement(self._key(name), infos)
         self.infos |= infos
         scorer = self._remote(name, urls)
-        scorer.info()  # which it caches: else each of the first groups would ask
+        scorer.limits()  # which it caches: else each of the first groups would ask
         return scorer
 
     def _remote(
@@ -321,7 +323,7 @@ class RewardClient:
                 if problems := self._mismatches(name, info):
                     raise UserError(f"{self._key(name)}: {url} {'; '.join(problems)}")
                 if isinstance(probe, JudgeScorer):
-                    check_answer(name, probe, self.cfg, f"{self._key(name)}: {url}")
+                    check_answer(name, probe, self.cfg, f"{self._key(name)}: {address_of(url)}")
         except (ServiceUnreachable, RequestError) as error:
             raise UserError(f"{self._key(name)}: {error}") from None
         return info

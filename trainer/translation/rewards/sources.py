@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable
+from scorekit.rewards.results import log_words
 from scorekit.schemas import Failed, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName, failure
@@ -81,7 +82,7 @@ class SourceCheck:
                 "%s: no translation of %d sources can be scored (%s). They give no reward.",
                 name,
                 len(bad),
-                refused[bad[0]].error.message,
+                log_words(refused[bad[0]].error.message),
             )
         for index in text_failures:
             results[index] = refused.get(source_of[index], results[index])

@@ -21,8 +21,10 @@ from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.gates import load_gate
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score, fake_spans
-from testing.servers import free_port, running_app, running_service, wait_until
+from testing.servers import JSON, free_port, running_app, running_service, wait_until
+from tests.kits import forked
 from tests.kits.trainer.sick_services import sick_service
+from tests.kits.unwritable import Pipeline
 
 RECORDED = [
     json.loads(line)
@@ -203,7 +205,7 @@ def adapter(xcomet):
 @pytest.mark.parametrize("case", HOSTILE)
 def test_another_body_is_refused_in_one_line(adapter, case, path):
     body, message = HOSTILE[case]
-    response = httpx.post(f"{adapter}{path}", content=body)
+    response = httpx.post(f"{adapter}{path}", content=body, headers=JSON)
     assert response.status_code == 422
     assert response.json()["error"]["message"].startswith(message)
     assert "\n" not in response.json()["error"]["message"]
@@ -215,7 +217,7 @@ def test_a_body_that_is_too_large_is_not_read_on(adapter):
             yield b" " * 2**20
 
     with contextlib.suppress(httpx.WriteError):  # the server may close before all is sent
-        response = httpx.post(f"{adapter}/score", content=parts(), timeout=60)
+        response = httpx.post(f"{adapter}/score", content=parts(), headers=JSON, timeout=60)
         assert response.status_code == 413
     assert post(adapter, "가").status_code == 200
 
@@ -254,7 +256,7 @@ def test_the_process_serves_both_routes_from_two_services(xcomet):
     with running_service(Options()) as qe:
         words = ["-m", "scorekit.adapters.gemmax", "--xcomet", xcomet, "--qe", qe]
         words += ["--port", str(port)]
-        child = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+        child = forked.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
         url = f"http://127.0.0.1:{port}"
         try:
             wait_until(lambda: child.poll() is not None or answers(f"{url}/health"))
@@ -265,6 +267,15 @@ def test_the_process_serves_both_routes_from_two_services(xcomet):
             complaint = child.communicate(timeout=180)[1]
     assert checked["qe"] == scored["score"] == score(SRC, GERMAN) and checked["la_ok"] == 1
     assert "scores for gemmax: http" in complaint and "Traceback" not in complaint
+
+
+def test_ctrl_c_ends_the_server_behind_tee(xcomet, tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "scorekit.adapters.gemmax", "--qe", xcomet]
+    with Pipeline([*command, "--port", str(port)], tmp_path) as pipeline:
+        wait_until(lambda: pipeline.has_ended or answers(f"http://127.0.0.1:{port}/health"))
+        assert pipeline.interrupt() == 0
+        assert "scores for gemmax: http" in pipeline.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,19 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from fastapi import FastAPI, Request
 
-from scorekit.adapters.nemo_gym.reward import Verifier, completion_text, finish_reason
+from scorekit.adapters.nemo_gym.reward import (
+    Verifier,
+    completion_text,
+    finish_reason,
+    refuse_foreign_requests,
+)
 from scorekit.adapters.rewards import reward_settings
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import fake_score
-from testing.servers import free_port, wait_until
+from testing.servers import JSON, free_port, running_app, wait_until
 from tests.kits.trainer.sick_services import sick_service
 
 ROOT = Path(__file__).parents[4]
@@ -129,6 +135,32 @@ def test_a_response_that_failed_is_no_empty_translation(xcomet, changes, message
 def test_a_definition_that_does_not_fit_is_refused(xcomet, changes, message):
     with pytest.raises(UserError, match=message):
         verify(definition(xcomet, **changes))
+
+
+def test_an_application_of_nemo_gym_refuses_foreign_requests_and_takes_any_body():
+    app = FastAPI()
+
+    @app.post("/verify")
+    async def verified(request: Request) -> int:
+        return len(await request.body())
+
+    refuse_foreign_requests(app, "node7", "lab.example, gym")
+    body = b'"%b"' % (b"a" * 17 * 2**20)  # our own servers take 16 MiB
+    with running_app(app) as url:
+        for headers, status in (
+            ({}, 200),
+            ({"Host": "node7:8000"}, 200),
+            ({"Host": "gym"}, 200),
+            ({"Host": "evil.example"}, 403),
+            ({"Origin": "https://evil.example"}, 403),
+            ({"Sec-Fetch-Site": "cross-site"}, 403),
+            ({"Content-Type": "text/plain"}, 415),
+        ):
+            answer = httpx.post(f"{url}/verify", content=b"{}", headers=JSON | headers)
+            assert answer.status_code == status
+        assert httpx.post(f"{url}/verify", content=body, headers=JSON).json() == len(body)
+    with pytest.raises(UserError, match="--allow-host: 'a b' is no host name"):
+        refuse_foreign_requests(app, "node7", "a b")
 
 
 def test_the_text_is_the_policy_s_last_message():

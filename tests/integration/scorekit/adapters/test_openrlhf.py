@@ -22,7 +22,8 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app as create_service
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
-from testing.servers import free_port, running_app, running_service, wait_until
+from testing.servers import JSON, free_port, running_app, running_service, wait_until
+from tests.kits import forked
 from tests.kits.trainer.callers.over_http import (
     OPENRLHF_TRIES,
     SLIME_TRIES,
@@ -141,7 +142,8 @@ def test_a_body_that_is_too_large_is_not_read_on(metricx):
     with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
         with contextlib.suppress(httpx.WriteError):  # the server may close before all is sent
             parts = (b" " * 2**20 for _ in range(64))
-            assert httpx.post(f"{url}/get_reward", content=parts, timeout=60).status_code == 413
+            refused = httpx.post(f"{url}/get_reward", content=parts, headers=JSON, timeout=60)
+            assert refused.status_code == 413
         assert answers(f"{url}/health")
 
 
@@ -253,7 +255,7 @@ def test_the_process_serves_a_definition_once_all_services_answer(metricx, tmp_p
     config = definition(metricx, f"http://127.0.0.1:{late}", deadline_s=20.0, timeout_s=20.0)
     command = [*COMMAND, "--definition", write(tmp_path, config), "--src-key", "src"]
     command += ["--clip-range", "-30", "15"]
-    child = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
+    child = forked.Popen([*command, "--port", str(port)], stderr=subprocess.PIPE, text=True)
     url = f"http://127.0.0.1:{port}"
     try:
         with running_app(create_service(FakeBackend("xcomet"), ServiceSettings()), port=late):

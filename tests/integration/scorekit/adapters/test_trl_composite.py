@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 
 import pandas as pd
 import pytest
 import torch
 
-from scorekit.adapters.trl import reward_function
+from scorekit.adapters.trl import MAX_UNREWARDED_CALLS, reward_function
 from scorekit.adapters.trl_tokens import SpanRewards
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import free_port, running_service
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.sick_services import (
     FAILURES,
     expected_reward,
@@ -110,6 +111,63 @@ def test_a_run_of_trl_goes_on_without_the_texts_that_a_service_cannot_score(
     present = table["sum/component/xcomet"].dropna()
     assert line["sum/component/xcomet"] == pytest.approx(present.mean(), rel=1e-5)
     assert max(backend.scored.values()) == 1  # nothing is paid twice
+
+
+def broken(sample):
+    """Raise as a function with a mistake does."""
+    raise KeyError("level")
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        (
+            {"components": {"copy": {"rule": "copy"}}, "gates": {"g": {"rule": "language"}}},
+            "gates.g: reads the field 'tgt_lang', and no sample has it",
+        ),
+        ({"components": {"chrf": {"rule": "chrf"}}}, "components.chrf: reads the field 'ref'"),
+        (
+            {"components": {"own": {"rule": f"{__name__}:broken"}}},
+            "components.own: none of the first 16 samples has a value: KeyError: 'level'",
+        ),
+    ],
+)
+def test_a_run_of_trl_ends_where_no_completion_can_have_a_reward(definition, message, tmp_path):
+    function = reward_function(definition=definition, src_key="src")
+    arguments = {"max_completion_length": 4, "max_steps": 2}
+    trainer = make_trainer(tmp_path, [function], arguments, has_tokens=False)
+    with pytest.raises(UserError, match=re.escape(message)):
+        trainer.train()
+    assert trainer.state.global_step == 0 and not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_calls_without_any_reward_end_the_run_and_a_closed_gate_does_not(metricx, caplog):
+    config = definition(metricx, metricx)
+    config["components"] = {"metricx": config["components"]["metricx"]}
+    config["gates"] = {"copy": {"rule": "copy", "max_share": 0.5}}
+    source = "a source that is copied letter by letter"
+    function, alone = reward_function(definition=config), reward_function(metricx)
+    for _ in range(2 * MAX_UNREWARDED_CALLS):
+        assert call(function, [source], src=source)[0] == [None]
+    for failing in (function, alone):
+        for _ in range(MAX_UNREWARDED_CALLS - 1):
+            assert call(failing, ["nan"])[0] == [None]
+        assert call(failing, ["a"])[0] != [None]
+        for _ in range(MAX_UNREWARDED_CALLS - 1):
+            assert call(failing, ["nan"])[0] == [None]
+        with pytest.raises(ServiceUnreachable, match="no completion of 8 calls has one: "):
+            call(failing, ["nan"])
+    assert "have no reward: metricx: non_finite" in caplog.text
+
+
+def test_calls_in_which_a_gate_never_decides_end_the_run(metricx):
+    """Check it for a column that is null in every row: one such row is no mistake."""
+    config = definition(metricx, metricx) | {"gates": {"language": {"rule": "language"}}}
+    function = reward_function(definition=config)
+    for _ in range(MAX_UNREWARDED_CALLS - 1):
+        assert call(function, ["a"], tgt_lang=[None])[0] == [None]
+    with pytest.raises(ServiceUnreachable, match="gate language: unknown: the sample has no tgt"):
+        call(function, ["a"], tgt_lang=[None])
 
 
 @pytest.mark.parametrize("failure", ["429", "503", "hang"])
@@ -229,19 +287,18 @@ def test_no_completions_have_no_rewards(metricx):
     assert function(prompts=[], completions=[], src=[]) == []
 
 
-@pytest.mark.parametrize(("batch_size", "is_split"), [(4, False), (2, True), (6, True)])
-def test_a_group_in_two_processes_is_a_mistake(tmp_path, batch_size, is_split):
+def test_a_group_in_two_processes_is_a_mistake(tmp_path):
     module = "tests.kits.trainer.trl.rank_groups"
-    arguments = (str(tmp_path), str(batch_size))
-    done = forked_trainer.completed(module, *arguments, environment=dict(os.environ), ranks=2)
+    sizes = (2, 4, 6)
+    arguments = (str(tmp_path), *map(str, sizes))
+    done = forked.completed(module, *arguments, environment=dict(os.environ), ranks=2)
     assert done.returncode == 0, done.stderr
-    outputs = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
-    message = f"per_device_train_batch_size: a process has {batch_size} completions, and a group 4."
-    for output in outputs:
-        if is_split:
-            assert len(output) == 1 and output[0].startswith(message)
-        else:
-            assert output == [4.0] * 4
+    message = "per_device_train_batch_size: a process has {} completions, and a group 4."
+    for rank in (0, 1):
+        outputs = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert outputs[1] == [4.0] * 4
+        for size, output in zip(sizes, outputs, strict=True):
+            assert size == 4 or (len(output) == 1 and output[0].startswith(message.format(size)))
 
 
 def test_a_rule_of_truncation_needs_a_column(metricx):

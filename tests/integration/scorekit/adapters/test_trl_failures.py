@@ -251,7 +251,7 @@ def test_an_option_without_effect_is_refused(tmp_path, arguments, options, messa
 
 def test_a_setting_that_is_wrong_is_told_at_once():
     for settings, message in (
-        ({"weight": math.inf}, "weight: inf is not finite"),
+        ({"weight": math.inf}, "weight: inf is no finite number"),
         ({"src_pattern": "("}, "src_pattern"),
         ({"postprocess": "gone"}, "postprocess 'gone'"),
         ({"severity_weights": {"MAJOR": math.nan}}, "severity_weights.MAJOR: nan"),

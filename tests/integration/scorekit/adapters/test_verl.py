@@ -233,9 +233,9 @@ def test_tokens_that_the_service_has_not_read_leave_the_loss(results):
 def test_spans_that_do_not_fit_raise(results):
     past, unknown = results["straying"]
     assert past.startswith("SampleError: ") and "span 0-99 in a text of 4" in past
-    assert unknown.startswith("UserError: ") and "UNKNOWN" in unknown
+    assert unknown.startswith("RunEnds: ") and "UNKNOWN" in unknown
     (spanless,) = results["spanless"]
-    assert spanless.startswith("UserError: metricx: the service marks no error spans")
+    assert spanless.startswith("RunEnds: metricx: the service marks no error spans")
 
 
 def test_advantages_keep_positions_and_center_groups(results):
@@ -250,7 +250,7 @@ def test_advantages_keep_positions_and_center_groups(results):
 @pytest.mark.parametrize("name", WRONG_LOOPS)
 def test_an_agent_loop_with_a_wrong_setting_is_not_made(results, name):
     (answer,) = results[f"wrong_{name}"]
-    assert answer.startswith("UserError: ") and WRONG_LOOPS[name][1] in answer
+    assert answer.startswith("RunEnds: ") and WRONG_LOOPS[name][1] in answer
 
 
 @pytest.mark.parametrize("name", ["nan", "inf"])

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from scorekit.adapters.verl import certain_numbers, compute_score
-from scorekit.errors import SampleError, UserError
+from scorekit.adapters.verl import RunEnds, certain_numbers, compute_score
+from scorekit.errors import SampleError
 from scorekit.rewards import load_definition
 from scorekit.server.fake import FakeBackend
 from testing.servers import free_port
@@ -96,7 +96,10 @@ def test_a_field_that_the_definition_needs_and_the_row_lacks_is_named(service):
     _, url = service
     components = {"xcomet": {"service": url, "reference": True}}
     (lacking,) = _call(["가"], {"components": components})
-    assert isinstance(lacking, SampleError) and "the sample has no ref" in str(lacking)
+    assert isinstance(lacking, RunEnds)
+    assert str(lacking).startswith("components.xcomet: reads the field 'ref', and no sample has it")
+    (missing,) = _call(["가"], {"components": components}, {"ref": None})
+    assert isinstance(missing, SampleError) and "the sample has no ref" in str(missing)
     (answer,) = _call(["가"], {"components": components}, {"ref": "나"})
     assert answer["score"] != fake("가") and 0 <= answer["score"] < 1
 
@@ -111,4 +114,4 @@ def test_a_field_that_the_definition_needs_and_the_row_lacks_is_named(service):
 def test_a_rule_that_needs_more_than_verl_sends_is_refused(rule, message):
     definition = {"components": {"new": {"rule": rule, "weight": -1.0}}}
     (error,) = _call(["가"], definition)
-    assert isinstance(error, UserError) and message in str(error)
+    assert isinstance(error, RunEnds) and message in str(error)

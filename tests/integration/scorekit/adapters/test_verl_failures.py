@@ -32,6 +32,10 @@ pytestmark = [
 ]
 
 
+#: A definition by which no row of the tests has a reward: they have no `ref`.
+WITH_REF = {"components": {"xcomet": {"service": "http://127.0.0.1:1", "reference": True}}}
+
+
 class Recording(FakeBackend):
     """Counts how often it scores each text."""
 
@@ -98,6 +102,21 @@ def results(tmp_path_factory):
                 {"manager": "rate_limited", "texts": ["가"], "settings": {"url": closed}},
             ],
             "tokens": ["tokens", {"texts": TEXTS, "settings": {"url": tokens, **service}}],
+            **{
+                f"mistake_{manager}": [
+                    "managed",
+                    {"manager": manager, "texts": ["가"], "settings": {"definition": WITH_REF}},
+                ]
+                for manager in MANAGERS
+            },
+            "mistake_group": [
+                "group",
+                {"texts": ["가", "나"], "settings": {"definition": WITH_REF}},
+            ],
+            "mistake_tokens": [
+                "tokens",
+                {"texts": ["가"], "settings": {"url": tokens, "src_key": "source"}},
+            ],
             "composite": ["managed", composed(other=healthy)],
             "composite_at_once": ["managed", composed(AT_ONCE, True, other=healthy)],
             "alone": ["managed", composed(at_once=True, other=healthy, batch_size=1)],
@@ -145,6 +164,15 @@ def test_a_failed_score_leaves_each_manager_as_an_exception(results, manager):
 def test_a_manager_that_would_make_it_reward_0_is_refused(results):
     (answer,) = results["rate_limited"]
     assert answer.startswith("UnsafeRewardManager: ")
+
+
+def test_a_mistake_leaves_managers_and_agent_loop_as_what_ends_the_run(results):
+    line = "RunEnds: components.xcomet: reads the field 'ref', and no sample has it."
+    for manager in MANAGERS:
+        (answer,) = results[f"mistake_{manager}"]
+        assert answer.startswith(line)
+    assert results["mistake_group"] == {"status": "failure", "rm_scores": {}}
+    assert results["mistake_tokens"][0].startswith("RunEnds: no field 'source'; there are: ")
 
 
 def test_a_failed_score_leaves_the_agent_loop_as_an_exception(results):

@@ -202,7 +202,7 @@ def test_a_wrong_entry_of_the_agent_loop_is_refused(checks, name):
         ("v0", "trainer.use_v1"),
         ("alone", "actor_rollout_ref.rollout.n"),
         ("no_path", "agent_loop_config_path: required"),
-        ("gone", "gone.yaml cannot be read"),
+        ("gone", "gone.yaml: cannot be read"),
     ],
 )
 def test_a_config_without_our_code_or_without_positions_is_refused(checks, name, message):
@@ -226,7 +226,7 @@ def test_every_process_of_verl_imports_our_estimator(checks):
     [
         ([*OURS, "reward.reward_manager.name=rate_limited"], "reward.reward_manager: "),
         ([*OURS[:2], OURS[3], f"+{FUNCTION}.reward_kwargs.definition=gone.yaml"], "gone.yaml"),
-        (_tokens("gone.yaml"), "gone.yaml cannot be read"),
+        (_tokens("gone.yaml"), "gone.yaml: cannot be read"),
         ([f"{FUNCTION}.path=pkg://mine"], "verl would not call our code"),
         (_tokens("entries.yaml"), "settings: Input should be"),
     ],

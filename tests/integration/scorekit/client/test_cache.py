@@ -15,6 +15,7 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from testing.servers import running_app, running_service
+from tests.kits import forked
 from tests.kits.recording import Recorder
 
 SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": f"wrong {i}"} for i in range(1200)]
@@ -237,7 +238,7 @@ def test_several_processes_share_a_file(path):
     )
     with running_service(FakeBackend()) as url:
         command = [sys.executable, "-c", code, url, str(path)]
-        children = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
+        children = [forked.Popen(command, stderr=subprocess.PIPE) for _ in range(3)]
         complaints = [child.communicate(timeout=180)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0, 0] and not any(complaints)
     with sqlite3.connect(path) as db:

@@ -21,6 +21,7 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
 from testing.servers import free_port, running_app, wait_ready, wait_until
+from tests.kits import forked
 from tests.kits.recording import Recorder
 from tests.kits.restarting_service import DEADLY, HEAVY
 
@@ -40,7 +41,7 @@ class Replica:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.deaths = 0
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-m", "tests.kits.restarting_service", "--port", str(port), *FLAGS],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from scorekit.server.fake import FakeBackend
 from testing.fake_embedder import FakeEmbedder
 from testing.judge import running_judge, saying
 from testing.servers import running_app, running_service
+from tests.kits import forked
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.callers.slime import Sample, score, slime_args, train_data
 
@@ -144,7 +144,7 @@ def test_the_command_with_a_judge(tmp_path):
 def _run(command, folder):
     words = shlex.split(command.replace("\\\n", " "))
     words = [sys.executable, *words[words.index("python") + 1 :]]
-    subprocess.run(words, cwd=folder, check=True, env=_environment(), capture_output=True)
+    forked.run(words, cwd=folder, check=True, capture_output=True)
 
 
 def test_the_reward_definition(tmp_path):
@@ -183,18 +183,14 @@ def test_verl_s_settings(url):
 
 def test_the_flags_of_the_adapter_s_server():
     commands = [code for code in SHELL if "scorekit.adapters.openrlhf" in code]
-    help_output = subprocess.run(
+    help_output = forked.run(
         [sys.executable, "-m", "scorekit.adapters.openrlhf", "--help"],
         capture_output=True,
         text=True,
         check=True,
-        env=_environment() | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200"},
     )
     assert len(commands) == 3  # OpenRLHF's, with a definition, and slime's
     for command in commands:
         for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):
             assert flag in help_output.stdout
-
-
-def _environment():
-    return os.environ | {"PYTHONPATH": str(ROOT)}

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from scorekit.__main__ import app
 from scorekit.server.fake import FakeBackend
 from testing.servers import Held, running_service, wait_until
+from tests.kits import forked
 
 SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": f"m{i}"} for i in range(100)]
 #: Small enough that a batch holds only some samples of a request.
@@ -52,7 +53,7 @@ def score(url, *arguments):
 def interrupted(url, source, out, early):
     """Kill a run that had saved most results, and had none in its output."""
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, source, out]
-    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    child = forked.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: count(early) >= 90)
     child.kill()
     child.wait()

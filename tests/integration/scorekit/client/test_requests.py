@@ -302,11 +302,28 @@ class OtherRevision(FakeBackend):
 
 
 @pytest.mark.parametrize("options", [{}, {"on_result": lambda *_: None}], ids=["whole", "streamed"])
-def test_a_pinned_client_refuses_the_answer_of_another_model(options):
-    with running_service(FakeBackend()) as a, running_service(OtherRevision()) as b:
-        with SyncScoringClient([a, b], batch_size=5, pin_model=True) as client:
-            with pytest.raises(ServiceUnreachable, match="it runs fake-metricx"):
-                client.score(SAMPLES, **options)
+def test_a_pinned_client_refuses_another_model_before_the_first_sample(options):
+    first, second = FakeBackend(), OtherRevision()
+    with running_service(first) as a, running_service(second) as b:
+        for urls in ([a, b], [b, a]):
+            with SyncScoringClient(urls, batch_size=5, pin_model=True) as client:
+                with pytest.raises(UserError, match=r"has revision '(fake|other)'"):
+                    client.score(SAMPLES[:1], **options)
+    assert not first.batches and not second.batches
+
+
+@pytest.mark.parametrize("options", [{}, {"on_result": lambda *_: None}], ids=["whole", "streamed"])
+def test_a_pinned_client_refuses_another_model_that_starts_later(options, monkeypatch):
+    monkeypatch.setattr("scorekit.client.replicas._REST_S", 0.0)
+    port = free_port()
+    with running_service(FakeBackend()) as a:
+        with SyncScoringClient([a, f"http://127.0.0.1:{port}"], batch_size=5) as client:
+            assert client.score(SAMPLES[:1])[0].ok
+            app = create_app(OtherRevision(), ServiceSettings(cache="memory"))
+            with running_app(app, port=port) as url:
+                wait_ready(url)
+                with pytest.raises(ServiceUnreachable, match="it runs fake-metricx other"):
+                    client.score(SAMPLES, **options)
 
 
 def test_each_result_is_given_once_as_soon_as_it_comes():

@@ -18,7 +18,9 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from testing.servers import free_port, running_app, running_service, wait_until
+from tests.kits import forked
 from tests.kits.recording import Recorder
+from tests.kits.unwritable import Pipeline, full_device, pipe_without_reader
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,12 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
             "line 1: the header has no column 'src', but 'source'",
         ),
         ("a.tsv", b"src\tmt\n\xe4\tb\n", "line 2: not UTF-8 text"),
-        ("a.txt", b"src\tmt\n", "its ending is none of .jsonl, .tsv, .csv, .parquet: say --format"),
+        (
+            "a.xls",
+            b"src\tmt\n",
+            "its ending is none of .jsonl, .json, .tsv, .csv, .txt, .parquet: say --format",
+        ),
+        ("a.txt", b"src\tmt\n", "a .txt has a text a line, and no columns"),
         ("none.jsonl", None, "No such file"),
     ],
 )
@@ -172,9 +179,7 @@ def test_killed_at_any_time_the_file_is_that_of_a_run_without_interruption(url, 
         flags = ("--batch-size", 20, "--max-in-flight", 2)
         for kill in range(3):
             before = _lines(out)
-            child = subprocess.Popen(
-                _command(slow_url, source, out, *flags), stderr=subprocess.DEVNULL
-            )
+            child = forked.Popen(_command(slow_url, source, out, *flags), stderr=subprocess.DEVNULL)
             wait_until(lambda before=before: _lines(out) >= before + 100)
             child.kill()
             child.wait()
@@ -192,7 +197,7 @@ def test_killed_at_any_time_the_file_is_that_of_a_run_without_interruption(url, 
 def test_an_interrupt_says_how_to_go_on(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
-        child = subprocess.Popen(
+        child = forked.Popen(
             _command(url, source, out, "--batch-size", "20"), stderr=subprocess.PIPE, text=True
         )
         wait_until(lambda: _lines(out) >= 100)
@@ -202,6 +207,52 @@ def test_an_interrupt_says_how_to_go_on(tmp_path):
     saved = _lines(out) + _lines(tmp_path / "out.jsonl.early")
     assert f"stopped after {saved} samples; the same command goes on" in complaint
     assert "Traceback" not in complaint
+
+
+def test_ctrl_c_behind_tee_keeps_what_is_scored(tmp_path):
+    source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
+    with (
+        running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url,
+        Pipeline(_command(url, source, out, "--batch-size", "20"), tmp_path) as pipeline,
+    ):
+        wait_until(lambda: pipeline.has_ended or _lines(out) >= 100)
+        assert pipeline.interrupt() == 130
+    assert 100 <= _lines(out) < len(SAMPLES)
+
+
+@pytest.mark.parametrize("unwritable", [pipe_without_reader, full_device])
+def test_a_file_is_scored_whatever_becomes_of_the_terminal(url, tmp_path, unwritable):
+    source, out = _write(tmp_path / "in.jsonl", SAMPLES[:50]), tmp_path / "out.jsonl"
+    with unwritable() as stream:
+        done = forked.run(_command(url, source, out), stdout=stream, stderr=stream)
+    assert done.returncode == 0
+    assert [result["line"] for result in _read(out)] == list(range(1, 51))
+
+
+@pytest.mark.parametrize(
+    ("unwritable", "code", "message"),
+    [
+        (pipe_without_reader, 128 + signal.SIGPIPE, ""),
+        (full_device, 2, "error: No space left on device\n"),
+    ],
+)
+def test_rows_that_cannot_be_written_end_the_command(url, tmp_path, unwritable, code, message):
+    source = _write(tmp_path / "in.jsonl", SAMPLES[:50])
+    with unwritable() as stream:
+        done = forked.run(
+            _command(url, source, "-"), stdout=stream, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == code
+    assert done.stderr.endswith(message) and "Traceback" not in done.stderr
+    assert ("error" in done.stderr) == bool(message)
+
+
+def test_rows_to_a_closed_stdout_are_refused_before_anything_is_scored(tmp_path):
+    source = _write(tmp_path / "in.jsonl", SAMPLES[:5])
+    command = _command(f"http://127.0.0.1:{free_port()}", source, "-")
+    closed = ["bash", "-c", 'exec "$@" >&-', "-", *command]
+    done = subprocess.run(closed, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: OUT -: stdout is closed. Name a file\n")
 
 
 def test_another_job_does_not_go_on_with_an_output(url, tmp_path):
@@ -234,7 +285,7 @@ def test_what_is_there_stays_until_the_service_has_answered_once(tmp_path):
         before = out.read_bytes(), meta.read_bytes()
         # An option of xCOMET.
         refused = _run(url, source, out, "--overwrite", "--span-offsets", "exact")
-        assert refused.exit_code != 0 and "a field that is not known" in refused.stderr
+        assert refused.exit_code != 0 and "'span_offsets' is not a known field" in refused.stderr
         assert (out.read_bytes(), meta.read_bytes()) == before
         assert _run(url, source, out, "--overwrite", "--overlong", "truncate").exit_code == 0
     assert len(_read(out)) == 5 and meta.read_bytes() != before[1]
@@ -251,7 +302,7 @@ def test_the_input_is_not_overwritten(url, tmp_path):
 def test_two_processes_do_not_write_one_output(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
-        first = subprocess.Popen(
+        first = forked.Popen(
             _command(url, source, out, "--batch-size", "20"), stderr=subprocess.DEVNULL
         )
         wait_until(lambda: _lines(out) >= 20)
@@ -265,9 +316,7 @@ def test_a_service_that_leaves_in_mid_run_is_a_fault_of_its_own(tmp_path):
     source, out = _write(tmp_path / "in.jsonl", SAMPLES), tmp_path / "out.jsonl"
     flags = ("--batch-size", "20", "--max-in-flight", "1", "--deadline", "6")
     with running_service(FakeBackend("xcomet", seconds_per_pair=0.002)) as url:
-        child = subprocess.Popen(
-            _command(url, source, out, *flags), stderr=subprocess.PIPE, text=True
-        )
+        child = forked.Popen(_command(url, source, out, *flags), stderr=subprocess.PIPE, text=True)
         wait_until(lambda: _lines(out) >= 100)
     complaint = child.communicate(timeout=180)[1]
     assert child.returncode == 1 and f"{url} " in complaint and "Traceback" not in complaint

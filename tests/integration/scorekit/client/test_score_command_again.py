@@ -17,6 +17,7 @@ from scorekit.server.fake import FakeBackend, fake_score
 from testing.judge import GOOD, running_judge
 from testing.openai_server import FakeOpenAI
 from testing.servers import running_service, wait_until
+from tests.kits import forked
 
 SAMPLES = [
     {"id": f"n{i}", "src": f"s{i}", "mt": "later" if i % 50 == 7 else f"m{i}"} for i in range(400)
@@ -98,7 +99,7 @@ def test_killed_while_it_asks_again_it_goes_on_and_the_output_stays_whole(tmp_pa
         moody.seconds_per_pair = 0.2
         command = [sys.executable, "-m", "scorekit", "score", "--url", url, source, str(out)]
         retry_path = tmp_path / "out.jsonl.again"
-        child = subprocess.Popen(
+        child = forked.Popen(
             [*command, "--batch-size", "1", "--max-in-flight", "1"], stderr=subprocess.DEVNULL
         )
         wait_until(lambda: retry_path.exists() and retry_path.stat().st_size > len(before) // 4)

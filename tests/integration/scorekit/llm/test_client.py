@@ -8,20 +8,8 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, Sampling
-from testing.openai_server import FakeOpenAI
 from testing.servers import PATIENCE_S
 from tests.kits.llm import GREEDY, MESSAGES, SAMPLED, ask, client, until
-
-
-@pytest.fixture
-def fake():
-    return FakeOpenAI()
-
-
-@pytest.fixture
-def url(fake):
-    with fake.running() as base_url:
-        yield base_url
 
 
 def test_every_sampling_field_is_sent_even_when_it_is_the_default(url, fake):
@@ -55,9 +43,14 @@ def test_a_text_cut_by_max_tokens_says_so(url, fake):
 @pytest.mark.parametrize("text", [None, ""])
 def test_a_choice_without_content_is_an_empty_text(url, fake, text):
     fake.respond = lambda body, seed: text
-    fake.finish_reason = None
     _, [choice] = ask(url, fake)
-    assert (choice.text, choice.finish_reason) == ("", "unknown")
+    assert (choice.text, choice.finish_reason) == ("", "stop")
+
+
+def test_a_gateway_may_name_no_finish_reason(url, fake):
+    fake.finish_reason = None
+    _, [choice] = ask(url, fake, Sampling(max_tokens=64), dialect="openai")
+    assert choice.text and choice.finish_reason == "unknown"
 
 
 def test_requests_and_tokens_are_counted(url, fake):

@@ -9,6 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, image_part, text_part
+from scorekit.llm.wire import unfinished_reason
 from testing.openai_server import FakeOpenAI
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
@@ -133,7 +134,13 @@ def test_answers_that_are_no_text_are_told_apart():
         b'{"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"},'
         b' "output": [{"type": "reasoning", "summary": []}]}'
     )
-    assert thought == Choice(0, "", "length", None, None)
+    assert thought == Choice(0, "", "length", None, None, no_text="only_thinking")
+    assert thought.cause_of_no_text() == "thinking_cut"
+    broken_off = answered(
+        b'{"status": "incomplete", "incomplete_details": null, "output": [{"type": "message",'
+        b' "content": [{"type": "output_text", "text": "the half of"}]}]}'
+    )
+    assert isinstance(broken_off, Choice) and unfinished_reason(broken_off.finish_reason)
     refused = answered(
         b'{"status": "completed", "output": [{"type": "message", "content":'
         b' [{"type": "refusal", "refusal": "no"}]}]}'

@@ -20,17 +20,6 @@ from testing.servers import PATIENCE_S, free_port, running_app
 from tests.kits.llm import MESSAGES, SAMPLED, VERDICT, ask, client, until
 
 
-@pytest.fixture
-def fake():
-    return FakeOpenAI()
-
-
-@pytest.fixture
-def url(fake):
-    with fake.running() as base_url:
-        yield base_url
-
-
 @pytest.mark.parametrize(
     ("failure", "type"),
     [
@@ -66,8 +55,9 @@ def test_another_4xx_is_not_tried_again(url, fake, status):
     assert "no such thing" in error.message
 
 
-def test_a_choice_that_the_server_gave_up_is_not_taken_for_a_text(url, fake):
-    fake.finish_reason = "abort"
+@pytest.mark.parametrize("reason", ["abort", "error", "Abort", None, ""])
+def test_a_choice_that_the_server_gave_up_is_not_taken_for_a_text(url, fake, reason):
+    fake.finish_reason = reason
     _, error = ask(url, fake, max_attempts=2)
     assert error.type == "server_error" and len(fake.requests) == 2
 
@@ -313,10 +303,19 @@ def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
     assert (error_info.value.type, error_info.value.retryable) == ("refused", False)
 
 
+@pytest.mark.parametrize("reason", ["tool_calls", "function_call", "repetition", "incomplete"])
+def test_a_whole_json_that_ended_in_another_way_is_no_verdict(reason):
+    complete_json = '{"pass": true}'
+    schema = {"type": "object", "properties": {"pass": {"type": "boolean"}}}
+    assert parse_json(Choice(0, complete_json, "stop", 1), schema) == {"pass": True}
+    with pytest.raises(LLMError, match=f"finish_reason '{reason}'") as error_info:
+        parse_json(Choice(0, complete_json, reason, 1), schema)
+    assert (error_info.value.type, error_info.value.retryable) == ("malformed", True)
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "pass",
         '{"pass": true',
         "[1]",

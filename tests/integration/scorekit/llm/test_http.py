@@ -10,23 +10,11 @@ from pydantic import SecretStr
 
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient
-from testing.openai_server import FakeOpenAI
 from testing.servers import free_port, running_app
 from tests.integration.scorekit.net.certificates import HAS_OPENSSL, self_signed
 from tests.kits.llm import ask
 
 ANYWHERE = "http://teacher.invalid/v1"
-
-
-@pytest.fixture
-def fake():
-    return FakeOpenAI()
-
-
-@pytest.fixture
-def url(fake):
-    with fake.running() as base_url:
-        yield base_url
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +39,23 @@ def test_the_proxy_of_the_environment_is_used_with_its_password(url, fake, monke
     assert seen.headers["authorization"] == "Bearer sesame"
 
 
-def test_no_proxy_names_hosts_that_are_asked_directly(url, fake, monkeypatch):
+def test_a_server_of_this_machine_is_asked_without_the_proxy(url, fake, monkeypatch):
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
-    _, error = ask(url, fake, max_attempts=1)
-    assert error.type == "unreachable"
-    monkeypatch.setenv("no_proxy", "example.org,127.0.0.1")
     _, [choice] = ask(url, fake)
     assert choice.text
+
+
+def test_no_proxy_names_hosts_that_are_asked_directly(url, fake, monkeypatch):
+    monkeypatch.setenv("http_proxy", through(url))
+    monkeypatch.setenv("no_proxy", "example.org,fd00::/8,teacher.invalid")
+    _, error = ask(ANYWHERE, fake, max_attempts=1)
+    assert error.type == "unreachable" and not fake.requests
+
+
+def test_a_proxy_that_is_away_is_named_in_the_error(fake, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    _, error = ask(ANYWHERE, fake, max_attempts=1)
+    assert "through the proxy http_proxy=http://127.0.0.1" in error.message
 
 
 def test_a_proxy_s_password_is_in_no_error(fake, monkeypatch):

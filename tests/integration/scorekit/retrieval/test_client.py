@@ -72,7 +72,7 @@ def test_pages_that_were_seen_are_not_found_again(client):
         ["deck_1", "한글_5"],
         ["deck_1", "deck_2", "한글_5"],
     ]
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError, match="lists for"):
         client.search(["apples", "pears"], exclude=[[]])
 
 

@@ -167,7 +167,7 @@ def test_a_judge_gives_verdicts_and_errors(judge):
     assert raws == {"fluency": 1 / len(mt), "pass": 1.0, "mqm": 1.0}
     assert [request["task"] for request in judge.asked].count("fluency") == 1
     assert result.reward == pytest.approx(1 / len(mt) + 1.0 - 1.0)
-    (unknown,) = score(definition, [{"src": SRC, "mt": mt}])
+    (unknown,) = score(definition, [{"src": SRC, "mt": mt, "tgt_lang": None, "src_lang": None}])
     assert unknown.reward is None and "the sample has no tgt_lang" in unknown.reason
 
 

@@ -22,7 +22,7 @@ def test_nothing_in_time_is_504_and_part_of_it_is_200_with_timeouts():
         backend.hold()
         error = _score(url, {"src": "slow", "mt": "m"}, status=504, timeout_s=0.1)["error"]
         assert error["type"] == "timeout" and error["retryable"]
-        answer = _score(url, PAIR, {"src": "new", "mt": "m"}, timeout_s=2)
+        answer = _score(url, PAIR, {"src": "new", "mt": "m"}, timeout_s=0.1)
         good, late = answer["results"]
         assert good["ok"] and late["error"]["type"] == "timeout"
         backend.go.set()
@@ -58,7 +58,7 @@ def test_the_work_of_a_client_that_leaves_is_dropped():
         assert backend.batches == [1, 1]  # the second client's sample was never scored
 
 
-def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
+def test_a_body_full_of_faults_is_named_once_with_its_count(url):
     body = b'{"samples": [' + b"0," * 400_000 + b"0]}"
     response = httpx.post(f"{url}/v1/score", content=body, headers=JSON)
     assert response.status_code in (413, 422)
@@ -66,7 +66,7 @@ def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
     message = httpx.post(f"{url}/v1/score", content=content, headers=JSON).json()["error"][
         "message"
     ]
-    assert message.count("samples.") == 10
+    assert message.count("samples.") == 1 and "(and 400 more like this)" in message
 
 
 @pytest.mark.parametrize(("samples", "chars"), [(1200, 1), (3, 100_000)])
@@ -96,7 +96,7 @@ def test_samples_are_counted_by_what_was_answered(route):
         _score(url, PAIR)
         backend.hold()
         late = {"src": "late", "mt": "m"}
-        body = {"samples": [PAIR, late], "timeout_s": 2}
+        body = {"samples": [PAIR, late], "timeout_s": 0.1}
         assert '"timeout"' in httpx.post(f"{url}{route}", json=body).text
         counted = httpx.get(f"{url}/metrics").text
         backend.go.set()
@@ -113,7 +113,7 @@ def test_a_stream_in_which_nothing_is_done_in_time_is_504():
         body = {"samples": [{"src": "slow", "mt": "m"}], "timeout_s": 0.1}
         response = httpx.post(f"{url}/v1/score/stream", json=body)
         assert response.status_code == 504
-        body = {"samples": [PAIR, {"src": "new", "mt": "m"}], "timeout_s": 2}
+        body = {"samples": [PAIR, {"src": "new", "mt": "m"}], "timeout_s": 0.1}
         lines = httpx.post(f"{url}/v1/score/stream", json=body).text.splitlines()
         backend.go.set()
         *results, last = map(json.loads, lines)
@@ -122,16 +122,23 @@ def test_a_stream_in_which_nothing_is_done_in_time_is_504():
 
 
 def test_a_reader_slower_than_the_deadline_still_gets_the_end_of_its_stream():
-    samples = [{"src": f"{i} " + "x" * 2000, "mt": "m"} for i in range(3000)]
-    with running_service(FakeBackend("xcomet", seconds_per_batch=0.01)) as url:
-        body = {"samples": samples, "timeout_s": 5}
+    """Check it with answers of the cache, which come in time however busy the machine is."""
+    backend = Held("xcomet")
+    with running_service(backend) as url:
+        _score(url, PAIR)
+        backend.hold()
+        # More than the kernel's buffers take, so the service waits for its reader.
+        cached = [PAIR | {"id": f"{i}".ljust(1200)} for i in range(6000)]
+        late = [{"src": f"{i}", "mt": "m"} for i in range(100)]
+        body = {"samples": cached + late, "timeout_s": 0.5}
         with httpx.stream("POST", f"{url}/v1/score/stream", json=body) as response:
             lines = response.iter_lines()
             next(lines)
-            time.sleep(6)
-            *_, last = lines
-    end = json.loads(last)
-    assert end["done"] and end["ok"] + end["failed"] == 3000
+            time.sleep(1)
+            *rows, last = lines
+        backend.go.set()
+    assert len(rows) == 6099
+    assert json.loads(last) == {"done": True, "ok": 6000, "failed": 100}
 
 
 def test_the_work_of_a_stream_whose_reader_leaves_is_dropped():

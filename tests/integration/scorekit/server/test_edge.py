@@ -197,12 +197,12 @@ def test_a_service_that_loads_refuses_before_the_body_is_sent():
             return super().load()
 
     from scorekit.server.app import create_app
-    from scorekit.server.http.run import server_config
+    from scorekit.server.http.run import service_config
     from scorekit.server.http.settings import ServiceSettings
 
     settings = ServiceSettings(cache="memory")
     app = create_app(Loading(), settings)
-    with running_app(app, server_config(app, settings), loaded=False) as url:
+    with running_app(app, service_config(app, settings), loaded=False) as url:
         wait_until(lambda: _alive(url))
         status, headers, answer = _exchange(url, POST + b"Content-Length: 1000\r\n\r\n")
         assert (status, answer["error"]["type"]) == (503, "unavailable")

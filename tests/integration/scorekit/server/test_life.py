@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from testing.servers import PATIENCE_S, free_port, wait_ready, wait_until
+from tests.kits import forked
 from tests.kits.service_process import FAKE, ROOT, fake_service, is_up, post
 
 
@@ -69,9 +70,7 @@ def test_a_librarys_warning_is_a_json_line_too():
         "import warnings; from scorekit.server.http.run import prepare_process; "
         "prepare_process('info'); warnings.warn('is old')"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = forked.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     (line,) = map(json.loads, result.stderr.splitlines())
     assert "UserWarning: is old" in line["event"] and line["level"] == "warning"
 
@@ -80,7 +79,7 @@ def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
     """Check that tracebacks do not show the locals of their frames."""
     code = FAKE.format(loads_when="/", answers_when="/", batch_s=0, load_extra="pass", then="pass")
     port = free_port()
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-c", code, "--port", str(port), "--cache", "memory"],
         stderr=subprocess.PIPE,
         text=True,
@@ -116,7 +115,7 @@ def test_a_dead_model_thread_ends_the_process_with_1():
 
 
 def _refusal(module, *flags, **environment):
-    result = subprocess.run(
+    result = forked.run(
         [sys.executable, "-m", module, *flags],
         capture_output=True,
         text=True,

@@ -7,7 +7,6 @@ import http.client
 import io
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from testing.servers import PATIENCE_S, free_port, wait_ready, wait_until
+from tests.kits import forked
 from tests.kits.service_process import ROOT, connect, fake_service, is_up, leave_work_behind, post
 
 
@@ -75,7 +75,7 @@ def test_a_model_that_computes_for_clients_that_have_left_does_not_abort_the_end
     terminate."""
     port = free_port()
     model = str(ROOT / "demo/models" / name)
-    process = subprocess.Popen(
+    process = forked.Popen(
         [
             sys.executable,
             "-m",

@@ -26,6 +26,7 @@ from scorekit.server.http.settings import Secrets
 from testing.proxy import delaying_proxy
 from testing.redis_process import running_redis
 from testing.servers import PATIENCE_S, free_port, running_service, wait_ready, wait_until
+from tests.kits import forked
 
 PASSWORD = "correct-horse-battery"
 WRONG = "wrong-donkey-staple"
@@ -152,7 +153,7 @@ def test_without_the_password_a_service_scores_and_says_so_once(password):
         environment["SCOREKIT_REDIS_PASSWORD"] = password
     port = free_port()
     with running_redis("--requirepass", PASSWORD) as redis:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [
                 sys.executable,
                 "-m",

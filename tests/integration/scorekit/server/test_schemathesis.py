@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import httpx
@@ -15,6 +14,8 @@ from scorekit.server.http.settings import Secrets
 from testing.fake_embedder import FakeEmbedder
 from testing.fake_retriever import FakeRetriever
 from testing.servers import running_service
+from tests.kits import forked
+from tests.kits.examples import examples
 
 CONFIG = """
 seed = 1
@@ -52,7 +53,7 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
         _add_service_facts(document, limit)
         (tmp_path / "openapi.json").write_text(json.dumps(document))
         (tmp_path / "schemathesis.toml").write_text(CONFIG)
-        result = subprocess.run(
+        result = forked.run(
             [
                 sys.executable,
                 "-c",
@@ -66,13 +67,13 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
                 "--phases",
                 phases,
                 "--max-examples",
-                "30",
+                str(examples(15)),
                 "--no-color",
             ],
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            timeout=120,
+            timeout=1200,
         )
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"{routes} selected / {routes} total" in result.stdout

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from testing.servers import JSON, free_port, wait_ready
+from tests.kits import forked
 
 ROOT = Path(__file__).parents[4]
 KEY, FILE_KEY, TEXT = "KEY-from-the-environment", "KEY-from-a-file", "CONFIDENTIAL"
@@ -48,7 +49,7 @@ def _service(code, tmp_path, *flags):
     keys, port = tmp_path / "keys", free_port()
     keys.write_text(f"\n  {FILE_KEY}  \n\n")
     keys.chmod(0o600)
-    process = subprocess.Popen(
+    process = forked.Popen(
         [
             sys.executable,
             "-c",

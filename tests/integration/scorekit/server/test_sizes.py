@@ -13,9 +13,9 @@ import pytest
 from scorekit.errors import RequestError, UserError
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.body import VALUES_A_SAMPLE
+from scorekit.server.http.checks import VALUES_A_SAMPLE
 from scorekit.server.http.connection import Connection
-from scorekit.server.http.run import server_config
+from scorekit.server.http.run import service_config
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.in_flight import InFlightSample
 from scorekit.server.queue.memory_budget import SAMPLE_BYTES, MemoryBudget
@@ -64,7 +64,7 @@ def service(name="metricx", **settings):
     """Yield a service of the fake, and its budget."""
     checked = ServiceSettings(cache="memory", **settings)
     app = create_app(FakeBackend(name), checked)
-    with running_app(app, server_config(app, checked)) as url:
+    with running_app(app, service_config(app, checked)) as url:
         wait_ready(url)
         yield url, app.state.service.budget
 

@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 
 from scorekit.adapters.rewards import template_pattern
 from scorekit.prompts import TEMPLATES
-from scorekit.text import checks, markup, meta_text, numbers
+from scorekit.text import checks, markup, meta_text, numbers, third_scripts
 from scorekit.text.chat_marks import neutral, restored
+from scorekit.text.numbers.bounds import bound_words
+from scorekit.text.numbers.moments import moments_of
 from scorekit.text.numbers.table import FILES, read_table
+from scorekit.text.numbers.units import units_of
 from scorekit.text.rules import Pair
 from tests.kits import hostile_texts
 from tests.kits.hostile_texts import (
@@ -31,6 +34,7 @@ from tests.kits.hostile_texts import (
     searching,
     sources,
 )
+from trainer.rl.policy import control_tokens
 from trainer.roleplay.korean import names
 from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.scoring import roles
@@ -40,12 +44,29 @@ PATTERN_EXAMPLES = {
     ("scorekit.text.pattern_rows", "compiled"): lambda: [
         *meta_text.PATTERNS.values(),
         *(pattern for name in FILES.values() for pattern in read_table(name).patterns.values()),
+        *(pattern for code in FILES for pattern in bound_words(code)),
+        *(
+            moment
+            for code in FILES
+            for moment in moments_of(code)
+            if isinstance(moment, re.Pattern)
+        ),
+    ],
+    ("scorekit.text.numbers.units", "units_of"): lambda: [
+        pattern for code in FILES for pattern in (units_of(code).after, units_of(code).before)
     ],
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
+    ("scorekit.text.third_scripts", "_pattern"): lambda: [third_scripts._pattern(("Hangul",))],
     ("scorekit.adapters.rewards", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
     ],
     ("scorekit.adapters.rewards", "_compiled"): lambda: [],
+    ("trainer.rl.policy.control_tokens", "_mark_pattern"): lambda: [
+        control_tokens._mark_pattern(["[INST]", "[/INST]", "<<SYS>>"])
+    ],
+    ("trainer.rl.policy.control_tokens", "_reading_pattern"): lambda: [
+        control_tokens._reading_pattern("</think>")
+    ],
     ("trainer.roleplay.reply", "_speech"): lambda: [
         ParsedReply("")._speech,
         ParsedReply("", True)._speech,
@@ -111,6 +132,17 @@ PUMPS = [
     ("", "1-"),
     ("", "3:"),
     ("", "IV"),
+    ("", "5 km "),
+    ("", "5°F "),
+    ("", "at 5 p.m. "),
+    ("", "noon "),
+    ("", "on Monday "),
+    ("", "twice a day "),
+    ("", "at least 5 "),
+    ("", "1 in 5 "),
+    ("", "오후 3시 "),
+    ("", "3월 3일 "),
+    ("", "5명 이상 "),
 ]
 
 

@@ -201,7 +201,7 @@ def test_overlong_is_an_error_unless_it_may_be_cut(folder):
     assert not isinstance(fits[0], SampleError)
     assert (error.type, error.message[:19]) == ("overlong", "more than 64 tokens")
     (cut,) = model.encode(["word " * 400], CUT)
-    assert cut.length == 64 and cut.fields == {"tokens": 64}
+    assert cut.length == 64 and cut.fields == {"tokens": 64, "truncated": {"input": True}}
 
 
 def test_a_dimension_that_the_folder_cuts_to_is_kept_to(folder):

@@ -10,34 +10,37 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from scorekit.client.embeddings import Embeddings
 from testing.checkpoints.embedder import make_folder, make_plain_folder
 from testing.servers import PATIENCE_S, free_port, wait_ready
+from tests.kits import forked
 
 ROOT = Path(__file__).parents[4]
 
 
-def start(*flags, **environment):
-    return subprocess.Popen(
+def start(*flags, torch=False, **environment):
+    return forked.Popen(
         [sys.executable, "-m", "services.embedder", "--cache", "memory", *map(str, flags)],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env=os.environ | environment,
+        torch=torch,
     )
 
 
 def test_openais_client_gets_upstreams_vectors_from_the_process(tmp_path):
+    import openai
     from sentence_transformers import SentenceTransformer
 
     folder = make_folder(tmp_path / "bge-ko")
     texts = ["안녕하세요.", "Hello.", "길고 " * 20]
     want = SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
     port = free_port()
-    process = start("--model", folder, "--port", port, "--threads", 1, EMBEDDER_DEVICE="cpu")
+    flags = ("--model", folder, "--port", port, "--threads", 1)
+    process = start(*flags, torch=True, EMBEDDER_DEVICE="cpu")
     try:
         url = f"http://127.0.0.1:{port}"
         wait_ready(url)

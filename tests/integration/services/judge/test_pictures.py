@@ -59,6 +59,41 @@ def test_a_vision_model_is_sent_the_pictures_between_texts_of_ours(served):
     assert sent == b64decode(make_image("PNG"))
 
 
+def encoded(image: Image.Image, kind: str = "PNG", **options) -> str:
+    data = io.BytesIO()
+    image.save(data, kind, **options)
+    return b64encode(data.getvalue()).decode()
+
+
+def test_what_readers_treat_differently_is_sent_as_it_looks_on_paper():
+    exif = Image.Exif()
+    exif[0x112] = 6
+    upright = Image.new("RGB", (40, 30), "white")
+    deep = Image.new("I;16", (40, 30), 30_000)
+    kinds = {
+        encoded(Image.new("RGBA", (40, 30), (0, 0, 0, 0))): ("PNG", (255, 255, 255)),
+        encoded(deep): ("PNG", (117, 117, 117)),
+        encoded(upright.transpose(Image.Transpose.ROTATE_90), "JPEG", exif=exif): (
+            "JPEG",
+            (255, 255, 255),
+        ),
+        encoded(Image.new("RGBA", (40, 30), (0, 0, 0, 0)), "WEBP"): ("WEBP", (255, 255, 255)),
+    }
+    for image, (kind, color) in kinds.items():
+        (part,) = images.image_parts([image])
+        head, _, content = part["image_url"]["url"].partition(",")
+        assert head == f"data:image/{kind.lower()};base64"
+        with Image.open(io.BytesIO(b64decode(content))) as sent:
+            assert (sent.format, sent.mode, sent.size) == (kind, "RGB", (40, 30))
+            assert sent.getpixel((20, 15)) == color and not sent.getexif()
+
+
+def test_an_opaque_image_is_sent_as_it_came():
+    opaque = encoded(Image.new("RGBA", (40, 30), "red"))
+    (part,) = images.image_parts([opaque])
+    assert part["image_url"]["url"].endswith(opaque)
+
+
 def test_other_pictures_are_another_question_to_the_cache(served):
     fake, url, _ = served
     fake.forget()

@@ -13,12 +13,13 @@ import httpx
 from testing.judge import GOOD, judge
 from testing.openai_server import FakeOpenAI
 from testing.servers import free_port, wait_ready
+from tests.kits import forked
 
 ROOT = Path(__file__).parents[4]
 
 
 def start(*flags, **environment):
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-m", "services.judge", "--cache", "memory", *flags],
         stderr=subprocess.PIPE,
         text=True,

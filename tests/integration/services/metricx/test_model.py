@@ -17,7 +17,9 @@ from scorekit.schemas import MetricXOptions, TranslationSample
 from services.metricx.model import MetricXBackend, check_folder, format_input
 from services.metricx.regression import empty_regression, load_regression
 from services.metricx.tokenizer import load_tokenizer
+from tests.kits.examples import examples
 from tests.kits.metricx_checkpoints import FLOAT32
+from tests.kits.packed import break_pickle, pack
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,7 @@ def test_the_end_of_sentence_id_is_dropped(backend, metricx_folder):
     assert encoded.fields["tokens"] == len(encoded.payload)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     src=st.text(alphabet="abc 가나다😀", max_size=60),
     mt=st.text(alphabet="xyz 라마바😀", max_size=60),
@@ -310,3 +310,38 @@ def test_a_local_model_is_shown_by_its_folder_s_name(metricx_folder):
     description = MetricXBackend(str(metricx_folder), device="cpu", threads=1).load()
     assert description.model == description.tokenizer == metricx_folder.name
     assert len(description.revision) == 32
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (break_pickle, "its weights cannot be read: "),
+        (pack, "is compressed, which torch"),
+        (lambda path: torch.save([torch.zeros(2)], path), "holds more than weights by name"),
+    ],
+)
+def test_a_damaged_or_packed_pickled_checkpoint_is_named(metricx_folder, tmp_path, damage, reason):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(_copy(metricx_folder, tmp_path), path)
+    damage(path)
+    with pytest.raises(UserError, match=reason) as raised:
+        _load(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_weight_that_claims_to_be_larger_than_the_file_is_refused(metricx_folder, tmp_path):
+    """Check a view of one number as terabytes, which torch loads in a blink."""
+    weights = _copy(metricx_folder, tmp_path)
+    weights["shared.weight"] = torch.zeros(1, 1).expand(2**20, 2**20)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"shared.weight has the shape \(1048576, 1048576\)"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.bin", 3, [1]])
+def test_an_index_names_files_of_its_folder(metricx_folder, tmp_path, name):
+    _copy(metricx_folder, tmp_path)
+    index = {"weight_map": {"shared.weight": name}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="expected names of files in this folder"):
+        _load(tmp_path)

@@ -13,6 +13,7 @@ from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
 from testing.servers import PATIENCE_S, running_service
 from tests.kits.retrieval.pdf import draw_pdf
+from tests.kits.retrieval.readers import forked_readers
 
 #: document -> pages -> lines.
 DECKS = {
@@ -41,11 +42,19 @@ class BuiltIndex(NamedTuple):
     manifest: object
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_readers():
+    """Fork the readers of this process. Those of commands start as a user's do."""
+    with forked_readers():
+        yield
+
+
 @pytest.fixture(scope="session")
 def built_index(tmp_path_factory) -> BuiltIndex:
     home = tmp_path_factory.mktemp("retriever")
     sources = make_sources(home / "sources")
-    manifest = ingest([sources], home / "index", [Bm25Builder("bigrams")], workers=1)
+    with forked_readers():
+        manifest = ingest([sources], home / "index", [Bm25Builder("bigrams")], workers=1)
     return BuiltIndex(sources, home / "index", manifest)
 
 

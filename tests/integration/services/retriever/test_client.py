@@ -14,7 +14,7 @@ from PIL import Image
 from scorekit.errors import IndexChanged, RequestError, SampleError
 from scorekit.retrieval.client import Retriever
 from scorekit.server.app import create_app
-from scorekit.server.http.run import server_config
+from scorekit.server.http.run import service_config
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
@@ -81,7 +81,7 @@ def test_an_index_that_changes_under_a_run_is_told_and_never_mixed(tmp_path):
     index, builder = tmp_path / "index", [Bm25Builder("bigrams")]
     ingest([sources], index, builder, workers=1)
     app, settings = served(index)
-    with running_app(app, server_config(app, settings)) as url:
+    with running_app(app, service_config(app, settings)) as url:
         wait_ready(url)
         port = int(url.rpartition(":")[2])
         with Retriever(url, deadline_s=PATIENCE_S) as client:

@@ -14,6 +14,8 @@ import zlib
 from pathlib import Path
 
 import httpx
+import PIL
+import pypdfium2
 import pytest
 from PIL import Image
 from reportlab.lib.pdfencrypt import StandardEncryption
@@ -24,11 +26,14 @@ from scorekit.errors import UserError
 from scorekit.files import temporary_of
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.command import app
+from services.retriever.index.images import sha256
 from services.retriever.index.ingest import ingest
 from services.retriever.index.reader import ReadingRules
 from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
 from testing.servers import PATIENCE_S, alive, running_service, wait_until
+from tests.kits import forked
+from tests.kits.retrieval.form_pdf import annotated_pdf, appearance, field, text_at
 from tests.kits.retrieval.hooks import MOST
 from tests.kits.retrieval.pdf import draw_pdf
 
@@ -85,6 +90,99 @@ def test_damaged_files_are_listed_with_a_reason_and_the_rest_is_read(tmp_path):
     assert "password" in reason_by_page["locked.pdf", None]
     assert "PNG" in reason_by_page["words.jpg", None]
     assert not any(str(tmp_path) in reason for reason in reason_by_page.values())
+
+
+def test_a_filled_form_is_found_by_what_is_written_in_it(tmp_path):
+    tick = "/V /Yes /AS /Yes /AP << /N << /Yes @0 >> >>"
+    content = annotated_pdf(
+        field("Tx", (100, 250, 250, 270), "(Mueller)"),
+        field("Tx", (100, 200, 250, 220), "(secretword)", visibility=2),
+        (field("Btn", (20, 80, 35, 95), more=tick), appearance("4", "/ZaDb")),
+        text=text_at(20, 255, "Name"),
+    )
+    (tmp_path / "form.pdf").write_bytes(content)
+    make(tmp_path / "form.pdf", tmp_path / "index")
+    (page,) = Index(tmp_path / "index").open()[1]
+    assert page.text == "Name\nMueller\n\u2611"
+    assert words(tmp_path / "index", "Mueller") == ["form_1"]
+    assert words(tmp_path / "index", "secretword") == []
+
+
+def test_a_scanned_form_is_read_by_ocr_and_by_its_fields(tmp_path):
+    """Check that a page that has ticks alone counts as one without text."""
+    scanned = "1 0 0 rg 0 0 400 300 re f"
+    stamp = "/Type /Annot /Subtype /Stamp /F 4 /Rect [100 50 250 70] /AP << /N @0 >>"
+    (tmp_path / "scan.pdf").write_bytes(annotated_pdf((stamp, appearance("PAID")), text=scanned))
+    tick = field("Btn", (20, 80, 35, 95), more="/V /Yes /AS /Yes /MK << /BC [0 0 0] >>")
+    (tmp_path / "ticks.pdf").write_bytes(annotated_pdf(tick, text=scanned))
+    make([tmp_path / "scan.pdf"], tmp_path / "index", ReadingRules(ocr=HOOK))
+    (page,) = Index(tmp_path / "index").open()[1]
+    assert sorted(page.text.split("\n")) == ["PAID", "read by ocr"]
+    stamp = "/Type /Annot /Subtype /Stamp /F 4 /Rect [0 286 40 306] /AP << /N @0 >>"
+    over = annotated_pdf((stamp, appearance("PAID", width=40)), text=scanned)
+    (tmp_path / "over.pdf").write_bytes(over)
+    make([tmp_path / "over.pdf"], tmp_path / "index", ReadingRules(ocr=HOOK))
+    assert Index(tmp_path / "index").open()[1][0].text == "PAID"  # OCR reads it once more
+    assert make([tmp_path / "scan.pdf", tmp_path / "ticks.pdf"], tmp_path / "index").textless == [
+        "ticks_1"
+    ]
+
+
+def test_pages_of_an_older_index_are_read_anew_only_where_annotations_may_be(tmp_path):
+    stamp = "/Type /Annot /Subtype /FreeText /F 4 /Rect [100 250 250 270] /Contents (typed)"
+    (tmp_path / "noted.pdf").write_bytes(annotated_pdf(stamp, text=text_at(20, 200, "text")))
+    draw_pdf(tmp_path / "plain.pdf", [["steel"]])
+    sources, index = [tmp_path / "noted.pdf", tmp_path / "plain.pdf"], tmp_path / "index"
+    manifest = make(sources, index)
+    for source in sources:  # as the version before annotations stored its pages
+        content = source.read_bytes()
+        facts = (*ReadingRules(), pypdfium2.PDFIUM_INFO.version, PIL.__version__, sha256(content))
+        key = sha256("\0".join(map(str, facts)).encode())[:32]
+        record = index / "done" / key[:2] / key / "1.json"
+        if source.stem == "plain":
+            assert record.exists()  # its pages need not be read again
+            continue
+        assert not record.exists()
+        record.parent.mkdir(parents=True)
+        page = Index(index).open()[1][0]
+        fields = {"page_id", "document", "page"}
+        record.write_text(page.model_copy(update={"boxes": []}).model_dump_json(exclude=fields))
+    assert make(sources, index) == manifest
+    assert Index(index).open()[1][0].text == "typed\ntext"
+
+
+def test_each_page_of_a_tiff_is_a_page(tmp_path):
+    frames = [Image.new("RGB", (64, 48), colour) for colour in ("red", "black")]
+    frames[0].save(tmp_path / "fax.tif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "scan_7.tiff")
+    frames[0].save(tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    shutil.copy(tmp_path / "fax.tif", tmp_path / "fax_3.tif")
+    sources = [tmp_path / name for name in ("fax.tif", "scan_7.tiff", "moving.gif")]
+    rules = ReadingRules(ocr="tests.kits.retrieval.hooks:read_shade")
+    manifest = make(sources, tmp_path / "index", rules)
+    pages = Index(tmp_path / "index").open()[1]
+    assert [page.page_id for page in pages] == ["fax_1", "fax_2", "moving_1", "scan_7"]
+    assert pages[0].picture == pages[2].picture != pages[1].picture
+    note = "its frames 2 to 2: of an animation the first is a page"
+    assert reasons(manifest) == {("moving.gif", None): note}
+    manifest = make([sources[1], tmp_path / "fax_3.tif"], tmp_path / "index", rules)
+    assert "a TIFF of 2 pages. Rename it" in reasons(manifest)["fax_3.tif", None]
+
+
+def test_files_of_other_kinds_are_counted_in_a_line(tmp_path):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    draw_pdf(sources / "deck.pdf", [["steel"]])
+    for name in ("a.docx", "b.DOCX", "notes.txt"):
+        (sources / name).write_text("words")
+    (sources / "empty.png").touch()
+    flags = ["--index", str(tmp_path / "index"), "--korean", "bigrams"]
+    result = CliRunner().invoke(app, [str(sources), *flags])
+    assert result.exit_code == 0
+    assert "left out 3 files of other kinds: 2 .docx, 1 .txt\n" in result.stderr
+    assert "skipped empty.png: an empty file\n" in result.stderr
+    manifest = Index(tmp_path / "index").manifest()
+    assert manifest is not None and manifest.other_files == {".docx": 2, ".txt": 1}
 
 
 def test_a_small_file_that_says_it_is_a_huge_picture_is_not_decoded(tmp_path):
@@ -237,7 +335,7 @@ def test_a_damaged_index_is_refused(tmp_path, file):
 
 
 def start(*args, **environment):
-    return subprocess.Popen(
+    return forked.Popen(
         [sys.executable, "-m", "services.retriever", *map(str, args)],
         cwd=ROOT,
         env=os.environ | environment,
@@ -365,9 +463,9 @@ def test_a_full_disk_ends_the_run_and_leaves_the_index_as_it_was(tmp_path):
     size = 2**15
     assert size < (sources / "large.png").stat().st_size
     flags = [str(sources), "--index", str(index), "--korean", "bigrams"]
-    command = [sys.executable, "-m", "services.retriever", "ingest", *flags]
-    limited = ["prlimit", f"--fsize={size}", *command]
-    full = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, check=False)
+    limited = ["tests.kits.disk.full", str(size), "services.retriever", "ingest", *flags]
+    command = [sys.executable, "-m", *limited]
+    full = forked.run(command, cwd=ROOT, capture_output=True, text=True)
     last = full.stderr.strip().splitlines()[-1]
     assert full.returncode == 2 and last.startswith("error: ") and "File too large" in last
     assert (index / "index.json").read_bytes() == before

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from services.xcomet.checkpoint import decide_layer_transformation, read_checkpo
 from services.xcomet.model import XCometBackend
 from testing.checkpoints.xcomet import build_checkpoint, loaded, score
 from tests.kits.comet.golden import GOLDEN
+from tests.kits.packed import break_pickle, pack
 
 PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
 
@@ -94,7 +96,7 @@ def test_missing_hparams(folder):
 
 def test_broken_hparams(folder):
     (folder / "hparams.yaml").write_text("a: [1", encoding="utf-8")
-    assert "hparams.yaml: cannot be read" in refusal(folder)
+    assert "hparams.yaml, line 1: not YAML" in refusal(folder)
 
 
 def test_checkpoint_of_another_class(folder):
@@ -116,7 +118,9 @@ def test_checkpoint_of_another_class(folder):
 def test_odd_hparams(folder, text, monkeypatch):
     monkeypatch.chdir(folder)
     (folder / "hparams.yaml").write_text(text, encoding="utf-8")
-    assert refusal(folder).startswith(f"{folder}/hparams.yaml: ")
+    assert refusal(folder).startswith(
+        (f"{folder}/hparams.yaml: ", f"{folder}/hparams.yaml, line 1: ")
+    )
     assert not (folder / "made").exists()
 
 
@@ -297,8 +301,6 @@ def test_importing_the_service_loads_nothing_heavy():
 @pytest.mark.parametrize("name", ["numpy.core.multiarray", "numpy._core.multiarray"])
 def test_numbers_of_numpy_1_and_2_are_read(folder, name):
     """Check both numpy versions, which pickle numbers under different module names."""
-    import zipfile
-
     import numpy as np
 
     edit(folder, lambda stored: stored.update(best=np.float64(0.5)))
@@ -319,3 +321,27 @@ def test_upstreams_networks_where_it_is_missing(folder, monkeypatch):
     monkeypatch.setattr("services.xcomet.upstream.find_spec", lambda name: None)
     message = refusal(folder, implementation="unbabel-comet")
     assert message.startswith("--implementation unbabel-comet: ") and "make env-oracle" in message
+
+
+def test_a_damaged_pickle_is_a_line(folder):
+    break_pickle(folder / "checkpoints" / "model.ckpt")
+    message = refusal(folder)
+    assert "its data.pkl is damaged" in message and "\n" not in message
+
+
+def test_a_compressed_checkpoint_is_refused(folder):
+    pack(folder / "checkpoints" / "model.ckpt")
+    assert "is compressed, which torch.save never does" in refusal(folder)
+
+
+def test_a_weight_that_claims_to_be_larger_than_the_file_is_refused(folder):
+    """Check a view of one number as terabytes, which torch loads in a blink."""
+    import torch
+
+    name = "estimator.ff.0.weight"
+
+    def expand(stored):
+        stored["state_dict"][name] = torch.zeros(1, 1).expand(2**20, 2**20)
+
+    edit(folder, expand)
+    assert f"size mismatch for {name}" in refusal(folder, load=True)

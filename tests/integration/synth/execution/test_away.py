@@ -13,6 +13,7 @@ from synth.context import StageContext
 from synth.execution.processes import run_map_stage_on_processes
 from synth.execution.stage_start import prepare_stage
 from testing.servers import running_app, wait_ready
+from tests.kits.spawned import forked_workers
 from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
 
 AWAY = "MetricX does not answer: it is asked again, for 900 s"
@@ -47,7 +48,8 @@ def test_metricx_that_stays_away_is_told_once_when_it_goes_and_when_it_is_back(
         cfg = config(tmp_path, teacher, SimpleNamespace(url=url))
         ctx = StageContext(cfg, tmp_path, print_line=lines.append)
         manifest = prepare_stage(STAGES[0], [], ctx)
-        run_map_stage_on_processes(STAGES[0], manifest, ctx, processes)
+        with forked_workers("synth"):
+            run_map_stage_on_processes(STAGES[0], manifest, ctx, processes)
     assert lines == [AWAY, BACK]
     stage = STAGES[0].name
     before = {key: content for key, content in output(undisturbed).items() if key[0] == stage}

@@ -243,6 +243,20 @@ def test_a_source_whose_outputs_are_all_kept_back_has_a_reason_of_its_own(
     assert ctx.stats.rejected == {"greedy_content_filter": 2}
 
 
+def test_what_ended_in_another_way_is_no_candidate(tmp_path, teacher, metricx):
+    """Check that a whole text with another finish reason than stop is counted, and not chosen."""
+    write_sources(tmp_path, TEXTS[:2])
+    cfg = config(tmp_path, teacher, metricx)
+    run(cfg, stages=STAGES[:2])
+    words = ("tool_calls", "length", "stop")
+    teacher.finish_reason = lambda body, seed: words[seed % 3]
+    run(cfg, stages=STAGES[2:])
+    for record in records(tmp_path, "score_select_best"):
+        counts = record["candidate_counts"]
+        out = {"cut": 2, "unfinished": 2}
+        assert counts == {"asked": 6, "distinct": 6, "scored": 2, "out": out}
+
+
 def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metricx, monkeypatch):
     write_sources(tmp_path, TEXTS[:4])
     cfg = config(tmp_path, teacher, metricx)

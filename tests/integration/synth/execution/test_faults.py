@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +14,7 @@ from typer.testing import CliRunner
 from synth.__main__ import app
 from synth.storage.store import StageFolder
 from testing.corpus import export_bytes, write_corpus
+from tests.kits import forked
 from tests.kits.synth.driver import config, is_paid
 
 
@@ -88,27 +87,18 @@ def test_a_disk_without_room_ends_the_run_in_a_line_and_room_lets_it_go_on(
 ):
     command = arguments(tmp_path / "run", corpus, teacher, metricx)
 
-    def limited():
-        # The limit for every file; a larger one fails with EFBIG.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+    def invoke(*words):
+        return forked.run([sys.executable, "-m", *words], text=True, capture_output=True)
 
-    def invoke(*more, before=None):
-        return subprocess.run(
-            [sys.executable, "-m", "synth", *command, *more],
-            text=True,
-            capture_output=True,
-            preexec_fn=before,
-            timeout=300,
-        )
-
-    full = invoke(before=limited)
+    # The limit is for every file; a larger one fails with EFBIG.
+    full = invoke("tests.kits.disk.full", str(max_file_bytes), "synth", *command)
     assert full.returncode == 2, full.stderr
     last_line = full.stderr.strip().splitlines()[-1]
     assert last_line.startswith("error: ") and "Traceback" not in full.stderr
     assert str(tmp_path) in last_line and (
         "resume with" in last_line or "free disk space" in last_line
     )
-    assert invoke("--resume").returncode == 0
+    assert invoke("synth", *command, "--resume").returncode == 0
     assert export_bytes(tmp_path / "run") == export_bytes(finished)
     assert not list((tmp_path / "run").rglob("*.tmp"))
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from testing.servers import PATIENCE_S, wait_until
+from tests.kits import forked
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,
@@ -35,7 +36,7 @@ def driver(cfg, stage, *flags):
     file = cfg.run.out_dir / "c.yaml"
     file.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     command = [sys.executable, "-m", "synth", "run", "--config", str(file), "--stage", stage]
-    with subprocess.Popen(
+    with forked.Popen(
         [*command, "--resume", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as process:
         try:

@@ -18,7 +18,10 @@ from synth.execution.processes import run_map_stage_on_processes
 from synth.execution.stage_start import prepare_stage
 from synth.storage.stats import process_stats
 from testing.servers import PATIENCE_S, wait_until
+from tests.kits import forked
+from tests.kits.spawned import forked_workers
 from tests.kits.synth.driver import STAGES, config, is_paid, output, run, write_sources
+from tests.kits.unwritable import Pipeline, full_device
 
 STAGE = STAGES[0]
 #: More than one process handles at once.
@@ -36,7 +39,8 @@ def alone(tmp_path_factory, teacher, metricx):
 def start(cfg, **options):
     """Run the prefilter with two processes, and return the context of the call."""
     ctx = StageContext(cfg, cfg.run.out_dir, share=True, **options)
-    run_map_stage_on_processes(STAGE, prepare_stage(STAGE, [], ctx), ctx, 2)
+    with forked_workers("synth"):
+        run_map_stage_on_processes(STAGE, prepare_stage(STAGE, [], ctx), ctx, 2)
     return ctx
 
 
@@ -111,6 +115,39 @@ def test_a_mistake_ends_all_in_one_line(tmp_path, teacher, metricx):
         start(cfg)
 
 
+def test_ctrl_c_ends_a_run_behind_tee(tmp_path, teacher, metricx):
+    write_sources(tmp_path, TEXTS)
+    file = tmp_path / "config.yaml"
+    cfg = config(tmp_path, teacher, metricx)
+    file.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
+    command = [sys.executable, "-m", "synth", "run", "--config", str(file), "--stage", STAGE.name]
+    teacher.hang = is_paid
+    try:
+        with Pipeline(command, tmp_path) as pipeline:
+            wait_until(lambda: pipeline.has_ended or teacher.in_flight == 8)
+            assert pipeline.interrupt() == 130
+            wait_until(lambda: not teacher.in_flight)
+    finally:
+        teacher.well()
+
+
+def test_logs_that_cannot_be_written_change_no_record(tmp_path, teacher, metricx, alone):
+    write_sources(tmp_path, TEXTS)
+    file = tmp_path / "config.yaml"
+    cfg = config(tmp_path, teacher, metricx)
+    file.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
+    (tmp_path / "logs.txt").symlink_to("/dev/full")
+    command = [sys.executable, "-m", "synth", "run", "--config", str(file), "--stage", STAGE.name]
+    with full_device() as stream:
+        done = forked.run(
+            command, stdout=subprocess.PIPE, stderr=stream, text=True, timeout=PATIENCE_S
+        )
+    assert done.returncode == 0
+    assert of_stage(tmp_path) == alone
+    assert f"warning: {tmp_path / 'logs.txt'}: lines that were not written: " in done.stdout
+    assert "warning: stderr: lines that were not written: " in done.stdout
+
+
 @pytest.mark.slow
 def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
     write_sources(tmp_path, TEXTS)
@@ -147,7 +184,7 @@ def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
         assert process.wait(PATIENCE_S) == code
         wait_until(lambda: not teacher.in_flight)  # no process sends requests any more
     teacher.well()
-    result = subprocess.run(
+    result = forked.run(
         command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert result.returncode == 0, result.stderr

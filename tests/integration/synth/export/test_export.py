@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import jsonschema
@@ -15,6 +14,7 @@ from synth.export.rows import bare_url, schema
 from synth.record import source_id
 from synth.stages.export import Export
 from synth.storage.store import StageFolder, read_records
+from tests.kits import forked
 from tests.kits.synth.output import (
     ROOT,
     config,
@@ -286,12 +286,11 @@ def test_an_export_that_is_killed_while_writing_leaves_the_old_one_whole(done):
         "export.row_maker = dying\n"
         "run_export(config(sys.argv[1], export={'preference_pairs': True}), overwrite=True)\n"
     )
-    died = subprocess.run(
+    died = forked.run(
         [sys.executable, "-c", code, str(done.run.out_dir)],
         cwd=ROOT,
         env={**os.environ},
         capture_output=True,
-        check=False,
     )
     assert died.returncode == -9, died.stderr.decode()
     assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name[0] != "."} == before

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,8 @@ from synth.repair import repair
 from synth.run import RunOptions, run_stages
 from synth.storage.store import StageFolder, read_records
 from testing.servers import alive, wait_until
+from tests.kits import forked
+from tests.kits.spawned import forked_workers
 from tests.kits.synth.output import (
     ROOT,
     config,
@@ -32,7 +33,7 @@ from tests.kits.synth.output import (
     write_stage,
 )
 
-SHARDED = {"rows_per_file": 3, "preference_pairs": True}
+SHARDED = {"rows_per_file": 3, "preference_pairs": True, "processes": 1}
 
 
 @pytest.fixture
@@ -82,9 +83,10 @@ def test_files_take_their_rows_across_shards(tmp_path):
 
 
 def test_any_number_of_processes_writes_the_same_bytes(filtered):
-    run_export(config(filtered, export={**SHARDED, "processes": 1}))
+    run_export(config(filtered, export=SHARDED))
     single_process = contents(filtered / "export")
-    run_export(config(filtered, export={**SHARDED, "processes": 3}), overwrite=True)
+    with forked_workers("synth"):
+        run_export(config(filtered, export={**SHARDED, "processes": 3}), overwrite=True)
     assert contents(filtered / "export") == single_process
 
 
@@ -93,8 +95,9 @@ def test_a_row_that_is_not_of_the_schema_is_named_by_the_process_that_found_it(f
     records = list(folder.records())
     records[7]["source_meta"]["madlad"]["line"] = "seven"
     write_stage(folder, [records])
-    with pytest.raises(ValueError, match=r"export: selection.madlad.line: .*seven"):
-        run_export(config(filtered, export={**SHARDED, "processes": 2}))
+    with forked_workers("synth"):
+        with pytest.raises(ValueError, match=r"export: selection.madlad.line: .*seven"):
+            run_export(config(filtered, export={**SHARDED, "processes": 2}))
     assert not (filtered / "export").exists()
 
 
@@ -116,11 +119,10 @@ run_export(config(sys.argv[1], export={"rows_per_file": 3, "preference_pairs": T
 def test_a_killed_export_goes_on_with_the_files_that_are_missing(filtered, tmp_path):
     plain_cfg = exported_run(tmp_path / "plain")
     run_export(config(plain_cfg.run.out_dir, export=SHARDED), overwrite=True)
-    died = subprocess.run(
+    died = forked.run(
         [sys.executable, "-c", DYING, str(filtered), "7"],
         cwd=ROOT,
         capture_output=True,
-        check=False,
     )
     assert died.returncode == -9, died.stderr.decode()
     staging = filtered / ".export"
@@ -145,7 +147,7 @@ def test_no_process_writes_on_when_the_driver_was_killed(filtered):
         "import sys\nfrom tests.kits.synth.output import config, run_export\n"
         "run_export(config(sys.argv[1], export={'rows_per_file': 2, 'processes': 2}))\n"
     )
-    driver = subprocess.Popen([sys.executable, "-c", code, str(filtered)], cwd=ROOT)
+    driver = forked.Popen([sys.executable, "-c", code, str(filtered)], cwd=ROOT)
     try:
         temporary_files = ".train-0000[01]-*.jsonl.zst*.tmp"
         wait_until(lambda: len(list((filtered / ".export").glob(temporary_files))) == 2)

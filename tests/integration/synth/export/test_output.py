@@ -236,7 +236,7 @@ def test_prometheus_sees_the_stage_at_work_on_loopback_only():
         exporter.close()
 
 
-def test_the_report_shows_funnel_reasons_pictures_and_pairs(done):
+def test_the_report_shows_funnel_reasons_pictures_and_pairs(done, charts):
     write_stats(StageContext(done, done.run.out_dir), "format_filter")
     page = write_report(done.run.out_dir).read_text()
     assert page == write_report(done.run.out_dir).read_text()
@@ -257,7 +257,7 @@ def test_hostile_texts_are_shown_and_not_obeyed(done):
     assert "&lt;img src=x" in page and "␛[2J" in page
 
 
-def test_a_report_of_a_run_that_has_only_begun(tmp_path):
+def test_a_report_of_a_run_that_has_only_begun(tmp_path, charts):
     with pytest.raises(UserError, match="no run here"):
         write_report(tmp_path)
     make_run(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -14,7 +13,8 @@ from synth.config import pair_configs
 from synth.pairs import write_dataset
 from synth.run import RunOptions
 from synth.storage.store import StageFolder, read_records
-from testing.servers import wait_until
+from testing.servers import free_port, wait_until
+from tests.kits import forked
 from tests.kits.hub_server import TOKEN, Hub
 from tests.kits.synth.output import ROOT, config, exported_run, make_run, run_export, run_filter
 
@@ -32,7 +32,7 @@ def hub():
 @pytest.fixture
 def sharded(tmp_path):
     """Return the config of a run whose export has three files of each kind."""
-    return exported(tmp_path / "run", rows_per_file=3)
+    return exported(tmp_path / "run", rows_per_file=3, processes=1)
 
 
 def exported(folder, **export):
@@ -65,13 +65,12 @@ def command(cfg, *more, repo=REPO):
 
 
 def push(hub, cfg, *more, token=TOKEN, repo=REPO):
-    return subprocess.run(
+    return forked.run(
         command(cfg, *more, repo=repo),
         cwd=ROOT,
         env=environment(hub, token),
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
@@ -81,6 +80,12 @@ def refused(done, message):
     assert (done.returncode, len(lines)) == (2, 1) and "Traceback" not in done.stderr, done.stderr
     assert message in lines[0], done.stderr
     return True
+
+
+def test_a_hub_that_is_away_is_one_line(sharded):
+    away = Hub()
+    away.url = f"http://127.0.0.1:{free_port()}"
+    assert refused(push(away, sharded), "Push again: only missing files are sent")
 
 
 def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
@@ -97,13 +102,12 @@ def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
         f"folder = snapshot_download({REPO!r}, repo_type='dataset')\n"
         "json.dump(list(load_dataset(folder, split='train')), sys.stdout)\n"
     )
-    back = subprocess.run(
+    back = forked.run(
         [sys.executable, "-c", code],
         env=environment(hub),
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        check=False,
     )
     assert back.returncode == 0, back.stderr
     rows = [r for path in sorted(folder.glob("*.zst")) for r in read_records(path)]
@@ -114,7 +118,7 @@ def test_a_push_that_was_killed_sends_only_what_is_missing(hub, sharded):
     folder = sharded.run.out_dir / "export"
     last = hashlib.sha256((folder / "train-00002-of-00003.parquet").read_bytes()).hexdigest()
     hub.blocked_uploads.add(last)
-    pushing = subprocess.Popen(command(sharded), cwd=ROOT, env=environment(hub))
+    pushing = forked.Popen(command(sharded), cwd=ROOT, env=environment(hub))
     try:
         wait_until(lambda: hub.entered.is_set() and len(hub.blobs) == 5)
     finally:

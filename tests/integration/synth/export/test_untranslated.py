@@ -43,4 +43,4 @@ def test_nothing_is_exported_where_the_teacher_answers_with_the_source(
     assert len(list(StageFolder(tmp_path, "score_select_best").records())) == len(texts)
     assert list(folder.records()) == []
     codes = {rejected["reason_code"] for rejected in folder.all_rejected()}
-    assert codes <= {"copied_source", "wrong_script", "wrong_language"}
+    assert codes <= {"copied_source", "wrong_script", "wrong_language", "third_script"}

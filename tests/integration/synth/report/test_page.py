@@ -128,7 +128,16 @@ def test_it_tells_of_documents_that_could_not_be_read(done):
     assert "<img src=x" not in page and "\x1b" not in page
 
 
-def test_hostile_candidates_are_shown_and_not_obeyed(done):
+def test_it_tells_of_a_pool_that_is_smaller_than_asked_for(done):
+    path = StageFolder(done.run.out_dir, "sample_sources").path / "counts.json"
+    counts = json.loads(path.read_text())
+    counts |= {"asked": 5000, "sampled": 1234, "shortfall": {"corpus_exhausted": 3766}}
+    path.write_text(json.dumps(counts))
+    text, _ = page_of(done)
+    assert "1,234 of 5,000 sources (missing: corpus_exhausted 3,766)" in text
+
+
+def test_hostile_candidates_are_shown_and_not_obeyed(done, charts):
     for stage in ("score_select_best", "format_filter"):
         folder = StageFolder(done.run.out_dir, stage)
         records = [

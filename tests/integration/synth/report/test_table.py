@@ -57,7 +57,9 @@ def rows(text, name):
     return [line.split() for line in text.splitlines() if name in line]
 
 
-def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(tmp_path, monkeypatch):
+def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(
+    tmp_path, monkeypatch, charts
+):
     stages = in_order(*map(type, ORDER[:5]), CountWords, *map(type, ORDER[5:]))
     toy = stages[5]
     monkeypatch.setitem(BY_NAME, toy.name, toy)

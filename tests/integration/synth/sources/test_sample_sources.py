@@ -158,6 +158,68 @@ def test_a_blob_that_reads_as_a_sentence_is_that_sentence(tmp_path):
     assert counts(folder)["rejected"] == {"duplicate": 1}
 
 
+def write_twins(path, num_twins, num_documents):
+    """Write documents of two lines, of which some are also one line in a later document."""
+    pairs = [
+        [f"사람 {k}번은 태어날 때부터 자유롭다.", f"사람 {k}번은 이성을 부여받았다."]
+        for k in range(num_documents)
+    ]
+    texts = ["\n".join(pair) for pair in pairs] + [" ".join(pair) for pair in pairs[:num_twins]]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8])
+def test_the_pool_has_its_size_and_its_share_of_blobs_where_blobs_are_sentences_too(
+    ratio, tmp_path
+):
+    """The corpus has 80 sentences, 40 blobs, and 40 sentences of the same text as a blob."""
+    write_twins(tmp_path / "some.jsonl", num_twins=40, num_documents=40)
+    for seed in range(9):
+        pool = (120, 50, 37)[seed % 3] if ratio < 0.5 else 50
+        folder = run(
+            config(
+                tmp_path / f"{seed}",
+                [str(tmp_path / "some.jsonl")],
+                bucketing={"boundaries": [0, 9999]},
+                blob={"blob_ratio": ratio},
+                data={"sample_pool_size": pool},
+                segmentation={"mode": "newline"},
+                run={"seed": seed},
+            )
+        )
+        sampled = list(folder.records())
+        assert len({r["source_id"] for r in sampled}) == len(sampled) == pool
+        types = Counter(r["source_type"] for r in sampled)
+        assert abs(types["blob"] - ratio * pool) < 1
+        assert "shortfall" not in counts(folder)
+
+
+def test_a_pool_that_the_corpus_cannot_fill_says_what_is_missing(tmp_path, capsys):
+    write_twins(tmp_path / "some.jsonl", num_twins=10, num_documents=20)
+    sections = {
+        "bucketing": {"boundaries": [0, 9999]},
+        "segmentation": {"mode": "newline"},
+        "data": {"sample_pool_size": 200},
+    }
+    lines = []
+    cfg = config(tmp_path / "1", [str(tmp_path / "some.jsonl")], **sections)
+    folder = run(cfg, print_line=lines.append)
+    assert len(list(folder.records())) == 60  # 40 lines, 20 blobs; 10 of them are a line, too
+    assert counts(folder)["asked"] == 200
+    assert counts(folder)["shortfall"] == {"corpus_exhausted": 140}
+    assert lines == [
+        "sample_sources: the pool has 60 of 200 sources (missing: corpus_exhausted 140)"
+    ]
+    assert counts(folder)["rejected"] == {"duplicate": 10}
+    sections["bucketing"]["per_bucket_quota"] = 50
+    sections["data"] = {"sample_pool_size": 60, "near_duplicates": 0.5}
+    cfg = config(tmp_path / "2", [str(tmp_path / "some.jsonl")], **sections)
+    folder = run(cfg)
+    missing = counts(folder)["shortfall"]
+    assert missing["per_bucket_quota"] == 10 and missing["screened"] > 10
+    assert sum(missing.values()) + len(list(folder.records())) == 60
+
+
 def test_the_merged_view_holds_the_same_records(tmp_path):
     import pyarrow.parquet as pq
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import multiprocessing
 import os
 
@@ -130,6 +132,42 @@ def test_a_part_of_another_file_is_made_again(tmp_path):
     assert "ko_clean_0000.jsonl.gz" not in {
         r["source_meta"]["madlad"]["file"] for r in run(cfg, resume=True).records()
     }
+
+
+def test_files_that_an_earlier_version_read_are_read_again(tmp_path):
+    files = shards(tmp_path, 3)
+    expected = records(config(tmp_path / "once", files))
+    cfg = config(tmp_path / "out", files)
+    folder = run(cfg, shard_id=0, num_shards=3)
+    mark = folder.path / "parts/file-00000.json"
+    content = json.loads(mark.read_bytes())
+    del content["version"]  # as earlier versions wrote it, which left out blobs
+    mark.write_text(json.dumps(content))
+    (folder.path / "parts/file-00000.idx").write_bytes(b"")
+    lines = []
+    assert list(run(cfg, resume=True, print_line=lines.append).records()) == expected
+    assert "sample_sources: 1 files are read again, which an earlier version has read" in lines
+
+
+def test_shards_where_blobs_are_sentences_too_give_the_bytes_of_one(tmp_path):
+    pairs = [[f"사람 {k}번은 자유롭다.", f"그는 {k}번 말했다."] for k in range(150)]
+    texts = ["\n".join(pair) for pair in pairs]
+    twins = [" ".join(pair) for pair in pairs]
+    for index, part in enumerate((texts[:75], twins, texts[75:])):
+        lines = [json.dumps({"text": text}) + "\n" for text in part]
+        (tmp_path / f"part{index}.jsonl").write_text("".join(lines))
+    files = [str(tmp_path / "part*.jsonl")]
+    sections = {"segmentation": {"mode": "newline"}, "data": {"sample_pool_size": 70}}
+    for seed in range(3):
+        trees = []
+        for number in (1, 3):
+            out = tmp_path / f"{seed}-{number}"
+            cfg = config(out, files, run={"seed": seed}, **copy.deepcopy(sections))
+            for shard in range(number):
+                folder = run(cfg, shard_id=shard, num_shards=number, resume=True)
+            trees.append(tree(out))
+            assert len({r["source_id"] for r in folder.records()}) == 70
+        assert trees[0] == trees[1]
 
 
 def test_a_changed_config_refuses_to_resume(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections import Counter
 
@@ -18,6 +17,7 @@ from synth.execution.stage_start import prepare_stage
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder
+from tests.kits import forked
 from tests.kits.synth.output import config as output_config
 from tests.kits.synth.output import make_run, run_filter
 from tests.kits.synth.sample_sources import config, counts, run, shards, tree
@@ -99,9 +99,7 @@ run(config(sys.argv[1], [sys.argv[2]], data={"near_duplicates": 0.7}))
 
 def test_a_run_that_is_killed_while_it_screens_goes_on(tmp_path):
     (files,) = near_copies(tmp_path / "corpus")
-    result = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "1"), files], cwd=os.getcwd()
-    )
+    result = forked.run([sys.executable, "-c", KILLED, str(tmp_path / "1"), files], cwd=os.getcwd())
     assert result.returncode == -signal.SIGKILL
     data = {"near_duplicates": 0.7}
     run(config(tmp_path / "1", [files], data=data), resume=True)

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import sqlite3
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from synth.storage.answer_cache import SqliteAnswers, open_answers, repair_datab
 from synth.storage.locks import hold_locks
 from synth.storage.store import digest_of
 from testing.redis_process import running_redis
+from tests.kits import forked
 
 KEYS = [digest_of(i) for i in range(3000)]
 
@@ -65,7 +65,7 @@ KILLED = (
 
 def test_an_answer_outlives_a_process_that_is_killed(tmp_path):
     path = tmp_path / "answers.sqlite"
-    assert subprocess.run([sys.executable, "-c", KILLED, path]).returncode == -9
+    assert forked.run([sys.executable, "-c", KILLED, path]).returncode == -9
     assert read(path) == ({KEYS[i]: answer(i) for i in range(50)}, 0)
 
 
@@ -144,7 +144,7 @@ def test_a_flip_of_any_bit_costs_the_answers_of_one_page_at_most(tmp_path):
 
 def test_what_a_killed_process_left_in_the_log_is_kept_though_the_log_is_damaged(tmp_path):
     path = tmp_path / "answers.sqlite"
-    assert subprocess.run([sys.executable, "-c", KILLED, path]).returncode == -9
+    assert forked.run([sys.executable, "-c", KILLED, path]).returncode == -9
     log = path.with_name("answers.sqlite-wal")
     content = bytearray(log.read_bytes())
     content[len(content) // 2] ^= 1  # SQLite reads nothing after it
@@ -196,7 +196,7 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_kept(tmp_path):
         "        print(i, flush=True)\n"
         "asyncio.run(work())"
     )
-    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    result = forked.run([sys.executable, "-c", code, path], capture_output=True, text=True)
     assert "UserError: run.answers" in result.stderr and "free disk space" in result.stderr
     num_kept = len(result.stdout.split())
     answers, damaged = read(path)
@@ -218,7 +218,7 @@ def test_processes_share_a_file(tmp_path):
         "from tests.integration.synth.storage.test_answers import fill\n"
         "fill(pathlib.Path(sys.argv[1]), range(int(sys.argv[2]), 300, 3), at_once=1)"
     )
-    work = [subprocess.Popen([sys.executable, "-c", code, path, str(i)]) for i in range(3)]
+    work = [forked.Popen([sys.executable, "-c", code, path, str(i)]) for i in range(3)]
     assert [process.wait() for process in work] == [0, 0, 0]
     assert len(read(path)[0]) == 300
 

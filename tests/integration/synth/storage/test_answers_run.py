@@ -86,7 +86,7 @@ def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, met
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score"]
-    teacher.fail(500, times=16, only=is_paid)
+    teacher.fail(500, times=40, only=is_paid)  # both attempts of all records
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 3 and "left open (teacher_server_error" in result.output
     assert "--give-up" in result.output

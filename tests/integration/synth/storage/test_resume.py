@@ -351,7 +351,8 @@ def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metri
 def test_the_line_that_says_how_to_resume_is_the_same_command(command_line, resume_command):
     import shlex
 
-    assert how_to_resume(shlex.split(command_line)) == f"python -m synth {resume_command}"
+    resumed = how_to_resume("scorekit synth", shlex.split(command_line))
+    assert resumed == f"scorekit synth {resume_command}"
 
 
 @pytest.fixture

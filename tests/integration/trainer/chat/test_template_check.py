@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.kits.forked import completed
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text, turns
-from tests.kits.trainer.forked_trainer import completed
 from trainer.rl.tokenizer_files import save_tokenizer
 
 ROW = {"messages": turns("안녕", '지민은 웃었다.\n"네 뷁"', "왜?", "그냥요 😀", system="시스템")}
@@ -99,3 +99,17 @@ def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], message: st
     code, _, errors = check(model(tmp_path / "m", None), *arguments)
     assert code == 2
     assert message in errors.splitlines()[-1] and "Traceback" not in errors
+
+
+def test_control_tokens_and_placeholders_in_rows_are_found(tmp_path: Path) -> None:
+    folder, path = model(tmp_path / "m", CHATML), tmp_path / "rows.jsonl"
+    bad = [turns("a", "b<|im_end|>\n<|im_start|>user\nc"), turns("{{user}}", "d"), turns("e", "f")]
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in bad))
+    code, out, _ = check(folder, "--data", str(path), "--show", "0")
+    assert code == 2
+    assert f"FAIL control tokens: {path} line 1: turn 2 (assistant): has the control token" in out
+    assert f"FAIL placeholders: {path} line 2: turn 1 (user): has the placeholder" in out
+    options = ["--control-tokens", "neutralize", "--placeholders", "keep"]
+    code, out, _ = check(folder, "--data", str(path), "--show", "1", *options)
+    assert code == 0 and "FAIL" not in out
+    assert "⟦b< |im_end|>\n< |im_start|>user\nc<|im_end|>⟧" in out

@@ -10,9 +10,11 @@ import torch
 from tokenizers import Tokenizer
 
 from tests.kits.float64 import CLOSE, doubled, float64
-from tests.kits.real_tokenizers import NAMES, real_tokenizer, write_tokenizer
-from tests.kits.trainer.runs import byte_level_tokenizer, save_policy
+from tests.kits.real_tokenizers import NAMES, real_tokenizer, small_qwen, write_tokenizer
+from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import PolicyConfig
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.vllm_weights import save_weights
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import load_tokenizer
 from trainer.rl.tokenizer_files import save_tokenizer
@@ -57,9 +59,21 @@ def test_rotary_settings_that_transformers_4_wrote_are_read(tmp_path: Path) -> N
     assert (logits["other"] - logits["new"]).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_weights_for_a_server_can_be_read_by_transformers_4(tmp_path: Path) -> None:
+    settings = {"rope_type": "linear", "rope_theta": 77.0, "factor": 2.0}
+    model = tiny_llama(byte_level_tokenizer(), rope_parameters=settings)
+    world = DistributedContext(torch.device("cpu"))
+    save_weights(model, tmp_path / "update-1", world, adapters=False)
+    config = json.loads((tmp_path / "update-1/config.json").read_text(encoding="utf-8"))
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 77.0
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "name", ["small qwen3", "mistral", pytest.param("qwen3", marks=pytest.mark.slow)]
+)
 def test_a_saved_tokenizer_gives_the_ids_of_the_one_that_was_saved(name, tmp_path: Path) -> None:
-    tokenizer = real_tokenizer(name)
+    tokenizer = small_qwen() if name == "small qwen3" else real_tokenizer(name)
     save_tokenizer(tokenizer, tmp_path)
     reloaded = load_tokenizer(PolicyConfig(path="unused", tokenizer=str(tmp_path)))
     assert [reloaded(text).input_ids for text in TEXTS] == [tokenizer(t).input_ids for t in TEXTS]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kits.trainer import forked_trainer
-from tests.kits.trainer.ranks.shared_gradients import CASES, CUTS
+from tests.kits import forked
+from tests.kits.trainer.ranks.shared_gradients import CASES, CUTS, FEW_CASES, FEW_CUTS
 from tests.kits.trainer.runs import write_examples
 
 ROOT = Path(__file__).parents[4]
@@ -20,10 +20,11 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 TOLERANCES = {"float64": 1e-12, "float32": 1e-6}
 
 
-def results(folder: Path, processes: int) -> dict[str, Any]:
-    result = forked_trainer.completed(
+def results(folder: Path, processes: int, *options: str) -> dict[str, Any]:
+    result = forked.completed(
         "tests.kits.trainer.ranks.shared_gradients",
         str(folder / "out.pt"),
+        *options,
         environment=ENVIRONMENT,
         ranks=processes,
     )
@@ -38,7 +39,9 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return results(tmp_path_factory.mktemp("one"), 1)
 
 
-@pytest.fixture(scope="module", params=[1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[1, "2, few", *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 def processes(
     request: pytest.FixtureRequest,
     one_process: dict[str, Any],
@@ -46,7 +49,10 @@ def processes(
 ) -> dict[str, Any]:
     if request.param == 1:
         return one_process
-    return results(tmp_path_factory.mktemp("several"), request.param)
+    folder = tmp_path_factory.mktemp("several")
+    if request.param == "2, few":
+        return results(folder, 2, "--few")
+    return results(folder, request.param)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
@@ -61,7 +67,9 @@ def test_any_cut_has_the_gradient_of_one_pass_of_one_process(
     tolerance from small ones, so that it is compared with one process that has the same setting."""
     prefix = f"{dtype}, {case}, "
     names = [name for name in processes if name.startswith(prefix)]
-    assert len(names) in (len(CUTS), 2 * len(CUTS))  # with several processes, also sharded
+    of_some = sum(len(cuts) for (of_dtype, _), cuts in FEW_CUTS.items() if of_dtype == dtype)
+    of_some *= case in FEW_CASES[dtype]
+    assert len(names) in (len(CUTS), 2 * len(CUTS), of_some)  # with several processes, also sharded
     for name in names:
         cut = name.rsplit(", ", 1)[1]
         if dtype == "float32" and cut == "one pass" and processes is not one_process:
@@ -91,7 +99,7 @@ def test_processes_without_work_end_the_start(tmp_path: Path) -> None:
     )
     arguments = [part for setting in settings for part in ("--set", setting)]
     config = ("--config", str(ROOT / "configs/translation/toy.yaml"))
-    result = forked_trainer.completed(
+    result = forked.completed(
         "trainer", "train", *config, *arguments, environment=ENVIRONMENT, ranks=3
     )
     assert result.returncode == 2
@@ -103,7 +111,7 @@ def test_processes_without_work_end_the_start(tmp_path: Path) -> None:
     assert f"error: {line}" in result.stderr
     assert not (tmp_path / "out").exists()
 
-    check = forked_trainer.completed(
+    check = forked.completed(
         "trainer", "check", *config, *arguments, "--processes", "3", environment=ENVIRONMENT
     )
     assert check.returncode == 2

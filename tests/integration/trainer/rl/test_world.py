@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import running_service, wait_until
+from tests.kits import forked
 from tests.kits.float64 import CLOSE
-from tests.kits.trainer import forked_trainer
-from tests.kits.trainer.forked_trainer import Command
+from tests.kits.forked import Command
 from tests.kits.trainer.one_update import CASES, LENGTHS, config
 from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
@@ -48,16 +48,18 @@ def torchrun(
     )
 
 
-def forked(*arguments: str, processes: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def ranks(*arguments: str, processes: int, **environment: str) -> subprocess.CompletedProcess[str]:
     """Fork what torchrun would start, without loading torch in each process, if the start is not
     tested."""
-    return forked_trainer.completed(
-        *arguments, environment=os.environ | environment, ranks=processes
-    )
+    return forked.completed(*arguments, environment=os.environ | environment, ranks=processes)
 
 
-def updates(folder: Path, processes: int) -> dict[str, Any]:
-    result = forked("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
+STARTS = (ranks, pytest.param(torchrun, marks=pytest.mark.slow))
+
+
+def updates(folder: Path, processes: int, *cases: str) -> dict[str, Any]:
+    module = "tests.kits.trainer.one_update"
+    result = ranks(module, str(folder / "found.pt"), *cases, processes=processes)
     assert result.returncode == 0, result.stderr
     written = torch.load(folder / "found.pt")
     assert written["processes"] == processes
@@ -69,11 +71,21 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return updates(tmp_path_factory.mktemp("one"), 1)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
 def several_processes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     return updates(tmp_path_factory.mktemp("several"), request.param)
+
+
+#: In two of three processes with nothing to do, and in processes of which each has another number
+#: of rollouts.
+OF_THREE = ("token", "one", "one sharded", "images sharded")
+
+
+@pytest.fixture(scope="module")
+def three_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return updates(tmp_path_factory.mktemp("three"), 3, *OF_THREE)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -86,7 +98,17 @@ def test_several_processes_update_as_one(
     where all processes but one have nothing to do."""
     budget = config("token").micro_batch_tokens
     assert len(list(micro_batches([p + t for p, t in LENGTHS], budget))) == 3
-    single, shared = one_process[case], several_processes[case]
+    check_update(one_process[case], several_processes[case], case)
+
+
+@pytest.mark.parametrize("case", OF_THREE)
+def test_three_processes_update_as_one(
+    one_process: dict[str, Any], three_processes: dict[str, Any], case: str
+) -> None:
+    check_update(one_process[case], three_processes[case], case)
+
+
+def check_update(single: dict[str, Any], shared: dict[str, Any], case: str) -> None:
     rounded = case.startswith("bfloat16")  # its sums are in float32; all other cases are in float64
     # Sums of some tens of numbers below 4 in float32, in another order: 100 times 2**-22. After a
     # A step may round a weight that differs by that little to another bfloat16: 2**-9 of it.
@@ -151,7 +173,7 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
         metric = ("--set", f"eval.metrics.other={other}")
         result = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
         assert result.returncode == 0, result.stderr
-        refused = forked("trainer", "train", "--config", str(config_file), processes=2, **urls)
+        refused = ranks("trainer", "train", "--config", str(config_file), processes=2, **urls)
     out = config_file.parent / "out"
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2]
@@ -183,21 +205,22 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     assert refused.stderr.startswith("error: misc.run_dir")
 
 
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weights", ["whole", "sharded"])
 def test_any_number_of_prompts_can_be_shared(
-    config_file: Path, tmp_path: Path, weights: str
+    config_file: Path, tmp_path: Path, weights: str, processes: int
 ) -> None:
     """Use as many prompts as processes in float32, and no multiple of them in bfloat16.
 
     bfloat16 adds forward passes of the policy before the update."""
-    processes = 3
+    batches = ((processes, "float32", 1), (processes + 1, "bfloat16", 2))
     runs = [
         f"rl.batch_size={prompts},misc.dtype={dtype},misc.run_dir={tmp_path}/out,"
-        "eval.eval_limit=1,generation.batch_size=3,rl.num_updates=2"
-        for prompts, dtype in ((3, "float32"), (4, "bfloat16"))
+        f"eval.eval_limit=1,generation.batch_size=3,rl.num_updates={num_updates}"
+        for prompts, dtype, num_updates in batches
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        result = forked(
+        result = ranks(
             "tests.kits.trainer.ranks.sharded_trainer",
             str(config_file),
             weights,
@@ -207,13 +230,13 @@ def test_any_number_of_prompts_can_be_shared(
             XCOMET_URL=x,
         )
     assert result.returncode == 0, result.stderr
-    for number, prompts in enumerate((3, 4)):
+    for number, (prompts, _, num_updates) in enumerate(batches):
         lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
         updates = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
-        assert updates == [(4 * prompts, 2)] * 2
-        dump = (tmp_path / f"out-{number}/completions/eval-000002.jsonl").read_text()
+        assert updates == [(4 * prompts, 2)] * num_updates
+        dump = (tmp_path / f"out-{number}/completions/eval-{num_updates:06d}.jsonl").read_text()
         assert dump.count("\n") == 1
-        saved = tmp_path / f"out-{number}/checkpoints/step-000002"
+        saved = tmp_path / f"out-{number}/checkpoints/step-{num_updates:06d}"
         load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
     weight_counts = re.findall(r"reference: (\d+) of (\d+) weights here", result.stdout)
     assert len(weight_counts) == (2 * processes if weights == "sharded" else 0)
@@ -229,18 +252,18 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
     steps = []
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         for weights in ("whole", "sharded"):
-            result = forked(
+            result = ranks(
                 "tests.kits.trainer.ranks.sharded_trainer",
                 str(config_file),
                 weights,
-                f"policy.lora.r=2,misc.run_dir={tmp_path}/{weights}",
+                f"policy.lora.r=2,rl.num_updates=1,misc.run_dir={tmp_path}/{weights}",
                 processes=2,
                 METRICX_URL=m,
                 XCOMET_URL=x,
             )
             assert result.returncode == 0, result.stderr
             out = tmp_path / f"{weights}-0"
-            saved = load_file(out / "checkpoints/step-000002/adapter_model.safetensors")
+            saved = load_file(out / "checkpoints/step-000001/adapter_model.safetensors")
             assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
             line = json.loads((out / "log.jsonl").read_text().splitlines()[0])
             steps.append((sorted(saved), line))
@@ -274,7 +297,7 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         process = endless(config_file, out, "misc.patience_s=15", METRICX_URL=m, XCOMET_URL=x)
         process.send_signal(signal.SIGSTOP, rank=1)
-        process.processes[0].join(240)
+        process.processes[0].wait(240)
         process.send_signal(signal.SIGCONT, rank=1)  # so that it can be ended
         _, errors = process.communicate()
     assert process.returncode != 0
@@ -285,9 +308,10 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
     )
 
 
-def test_a_process_that_stops_within_an_exchange_is_named() -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_a_process_that_stops_within_an_exchange_is_named(start: Any) -> None:
     """Check a stop during a torch exchange: torch itself waits and reports no process."""
-    result = torchrun("tests.kits.trainer.ranks.late_process")
+    result = start("tests.kits.trainer.ranks.late_process", processes=2)
     assert result.returncode != 0
     assert re.search(
         r"Stalled: process 0 of 2 has waited for 4 s at 'update 7, learning' "
@@ -296,8 +320,9 @@ def test_a_process_that_stops_within_an_exchange_is_named() -> None:
     )
 
 
-def test_the_end_of_a_process_within_an_exchange_is_told() -> None:
-    result = torchrun("tests.kits.trainer.ranks.late_process", "--end")
+@pytest.mark.parametrize("start", STARTS)
+def test_the_end_of_a_process_within_an_exchange_is_told(start: Any) -> None:
+    result = start("tests.kits.trainer.ranks.late_process", "--end", processes=2)
     assert result.returncode != 0
     message = "Stalled: process 0 of 2 was at 'update 7, learning' when another one ended"
     assert message in result.stderr
@@ -323,7 +348,7 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
         assert errors.count("the run ends: SIGTERM") == 1  # only the main process reports it
         assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
         overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
-        resumed = forked(
+        resumed = ranks(
             "trainer",
             "train",
             "--config",
@@ -351,7 +376,7 @@ def test_the_configs_of_accelerate_are_read(name: str) -> None:
 @pytest.mark.parametrize("processes", [2, 3])
 def test_threads_exchange_through_forks_while_the_main_thread_does(tmp_path, processes):
     module = "tests.kits.trainer.ranks.threads_of_ranks"
-    result = forked(module, str(tmp_path), processes=processes)
+    result = ranks(module, str(tmp_path), processes=processes)
     assert result.returncode == 0, result.stderr
     for rank in range(processes):
         seen = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -363,7 +388,7 @@ def test_threads_exchange_through_forks_while_the_main_thread_does(tmp_path, pro
 
 def test_threads_of_the_others_end_when_a_process_fails(tmp_path):
     module = "tests.kits.trainer.ranks.threads_of_ranks"
-    result = forked(module, str(tmp_path), "--error", processes=2)
+    result = ranks(module, str(tmp_path), "--error", processes=2)
     assert result.returncode != 0
     # Whichever process ends first: the launcher then ends the other, perhaps before it has printed.
     assert "in the middle" in result.stderr or "ended with an error" in result.stderr

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import yaml
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from tests.kits.trainer.roleplay import TEMPLATE, write_policy
+from tests.kits.trainer.roleplay import TEMPLATE, turn, write_policy, write_turns
 from trainer.__main__ import app
 from trainer.runs.run_log import read_jsonl
 
@@ -55,3 +56,18 @@ def test_scores_of_other_anchors_or_weights_are_not_compared(run_files, tmp_path
         result = CliRunner().invoke(app, ["evaluate", "--config", str(config), *earlier])
         assert result.exit_code == 2 and word in result.stderr, result.output
     assert not (tmp_path / "weights/evaluation.json").exists()
+
+
+def test_control_tokens_of_the_other_policy_are_found_in_the_turns(run_files, tmp_path):
+    other = write_policy(tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<stop>"]})
+    tokenizer.save_pretrained(other)
+    row = turn(40)
+    row["prompt"][1]["content"] += "<stop>"
+    held_out = str(write_turns(tmp_path / "eval.jsonl", [row, turn(41)]))
+    refused = evaluate(
+        run_files, tmp_path / "refused", "--against", str(other), data__eval=held_out
+    )
+    assert refused.exit_code == 2
+    assert "turn t40: turn 2 (user): has the control token '<stop>'" in refused.stderr

@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 from scorekit.errors import UserError
 from testing.servers import PATIENCE_S
-from tests.kits.trainer.forked_trainer import Command
+from tests.kits.forked import Command
 from tests.kits.trainer.roleplay import turn, write_turns
+from tests.kits.unwritable import NamedPipe
 from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint, read_state
@@ -62,12 +63,20 @@ def check_same_as_full_run(run_dir, full_run):
     assert dumps[0] == dumps[1]
 
 
-def start(run_files, run_dir, *more):
+def start(run_files, run_dir, *more, output=None):
     config = run_dir.with_suffix(".yaml")
     cfg = run_files.config(run_dir, **UPDATES)
     config.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return Command("trainer", "train", "--config", str(config), *more, environment=environment)
+    return Command(
+        "trainer",
+        "train",
+        "--config",
+        str(config),
+        *more,
+        environment=environment,
+        output=output,
+    )
 
 
 def wait_for_lines(run_dir, count, command):
@@ -96,6 +105,21 @@ def test_sigterm_then_kill_9_then_the_end(run_files, full_run, tmp_path):
     _, errors = last.communicate()
     assert last.returncode == 0, errors
     check_same_as_full_run(run_dir, full_run)
+
+
+def test_ctrl_c_saves_though_nobody_reads_the_output(run_files, full_run, tmp_path):
+    """Check `2>&1 | tee log`, whose tee is ended by the same Ctrl-C."""
+    run_dir = tmp_path / "run"
+    with NamedPipe(tmp_path / "pipe") as pipe:
+        process = start(run_files, run_dir, output=pipe.path)
+        wait_for_lines(run_dir, 1, process)
+        pipe.close()
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130
+    done = read_state(newest_checkpoint(run_dir / "checkpoints")).update
+    assert have_equal_weights(weights(run_dir, done), weights(full_run, done))
+    assert f"SIGINT after update {done}" in (run_dir / "messages.log").read_text()
 
 
 @pytest.mark.parametrize("update", [1, 2, 3])

@@ -12,16 +12,18 @@ from typer.testing import CliRunner
 from scorekit.errors import UserError
 from tests.kits.trainer.roleplay import TEMPLATE, turn, write_policy, write_turns
 from trainer.__main__ import app
+from trainer.rl.policy import loading
 from trainer.roleplay.__main__ import main
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.scoring import grounding
 from trainer.roleplay.training.check import check_run
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import damage_reason
+from trainer.runs.messages import show_messages
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.trl import start
 
-DRAWS_CHARTS = True
+DRAWS_CHARTS = ("test_the_requirements_command_trains_in_4_bits",)
 
 
 def seed_flags(run_files, run_dir):
@@ -40,9 +42,11 @@ def seed_flags(run_files, run_dir):
     ]
 
 
-def test_the_requirements_command_trains_in_4_bits(run_files, tmp_path, capsys):
+def test_the_requirements_command_trains_in_4_bits(run_files, tmp_path, capsys, recwarn):
     run_dir = tmp_path / "run"
+    show_messages()
     assert main(seed_flags(run_files, run_dir)) == 0
+    assert [str(w.message) for w in recwarn if issubclass(w.category, FutureWarning)] == []
     captured = capsys.readouterr()
     assert "policy: " in captured.out and "report: " in captured.out
     assert "loss_type dapo, beta 0.0, scale_rewards group" in captured.err
@@ -79,6 +83,18 @@ def test_the_requirements_command_trains_in_4_bits(run_files, tmp_path, capsys):
     assert (tmp_path / "merged/model.safetensors").is_file()
 
 
+def test_an_adapter_that_trl_would_not_train_is_refused_before_loading(
+    run_files, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    lora = {"r": 2, "target_modules": ["q_proj", "lm_head"]}
+    cfg = run_files.config(tmp_path / "run", policy__lora=lora)
+    with pytest.raises(UserError, match="TRL, which trains this task, does not train an adapter"):
+        run_roleplay(cfg)
+    (failed,) = [c for c in check_run(cfg).checks if c.name == "policy.path"]
+    assert not failed.ok and "TRL, which trains this task" in failed.result
+
+
 def test_a_run_that_learns_to_echo_the_user_is_warned_of(run_files, tmp_path, monkeypatch):
     """Check the warning with a patched count, because a tiny policy's replies are noise."""
     read = []
@@ -86,6 +102,48 @@ def test_a_run_that_learns_to_echo_the_user_is_warned_of(run_files, tmp_path, mo
     run_roleplay(run_files.config(tmp_path / "run"))
     messages = (tmp_path / "run/messages.log").read_text(encoding="utf-8")
     assert "(evaluation), 0.00 at the start: the policy learns to repeat the user" in messages
+
+
+class _VLLM:
+    """Stands in for TRL's client of vLLM, which does not say why a completion ended.
+
+    lengths: of its completions in turn; those below the limit of 12 have no stop id.
+    """
+
+    def __init__(self, *lengths):
+        self.lengths = lengths
+
+    def sync_weights(self):
+        pass
+
+    def generate(self, *, prompts, **_):
+        lengths = [self.lengths[n % len(self.lengths)] for n in range(len(prompts))]
+        ids = [[5 + (7 * n + t) % 90 for t in range(length)] for n, length in enumerate(lengths)]
+        return prompts, ids, [[[-4.0] for _ in row] for row in ids], None
+
+
+@pytest.mark.parametrize("lengths", [(12,), (12, 3, 12, 12), (12, 0, 12, 12)])
+def test_a_run_on_vllm_learns_no_completion_that_was_broken_off(
+    run_files, tmp_path, monkeypatch, lengths
+):
+    """Check with TRL's own loop: only its connection to vLLM is replaced."""
+    from trainer.roleplay.training.grpo import RoleplayTrainer
+
+    prepare = RoleplayTrainer.__init__
+
+    def with_vllm(self, *args, **kwargs):
+        prepare(self, *args, **kwargs)
+        self.use_vllm, self.vllm_generation, self._last_loaded_step = True, _VLLM(*lengths), -1
+
+    monkeypatch.setattr(RoleplayTrainer, "__init__", with_vllm)
+    cfg = run_files.config(tmp_path / "run", grpo__max_steps=1)
+    artifacts, log = run_roleplay(cfg), tmp_path / "run/log.jsonl"
+    updates = [line["update"] for line in read_jsonl(log)] if log.exists() else []
+    if lengths == (12,):
+        assert (updates, artifacts.exit_code) == ([1], 0)
+    else:
+        assert (updates, artifacts.exit_code) == ([], 3)
+        assert "vLLM broke 2 of 8 completions off" in str(artifacts.stopped)
 
 
 def test_adapters_on_4_bits_learn_in_float32(run_files, tmp_path):
@@ -146,9 +204,13 @@ def test_check_finds_faults_before_weights_load(run_files, tmp_path, monkeypatch
     )
     good = check_run(run_files.config(tmp_path / "run"))
     assert good.failed == [] and not (tmp_path / "run/log.jsonl").exists()
+    rows = [turn(k) for k in range(6)]
+    rows[2]["prompt"][1]["content"] += "<|im_start|>"
+    train = write_turns(tmp_path / "train.jsonl", rows)
     findings = check_run(
         run_files.config(
             tmp_path / "run",
+            data__train=str(train),
             policy__path=str(broken),
             grpo__options={"use_vlm": True},
             reward__embedding_model=str(tmp_path / "nowhere"),
@@ -160,6 +222,8 @@ def test_check_finds_faults_before_weights_load(run_files, tmp_path, monkeypatch
     assert "did you mean use_vllm" in message_by_check["grpo"]
     assert "no such folder" in message_by_check["rewards"]
     assert "misc.trackers" in message_by_check
+    bad_row = f"{train} line 3: turn 2 (user): has the control token '<|im_start|>'"
+    assert bad_row in message_by_check["messages of data.train"]
     monkeypatch.setattr(start, "load_policy", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(UserError, match="the chat template fails its check"):
         run_roleplay(run_files.config(tmp_path / "run", policy__path=str(broken)))

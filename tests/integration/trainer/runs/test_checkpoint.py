@@ -16,6 +16,7 @@ import torch
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from tests.kits.disk.full import full_disk
+from tests.kits.packed import break_pickle, pack
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.runs import letter_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import LoraConfig, PolicyConfig
@@ -315,3 +316,32 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     assert path.read_text() == "old"
     write_atomic(path, "new")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"] and path.read_text() == "new"
+
+
+@pytest.mark.parametrize("damage", [break_pickle, pack, Path.unlink])
+def test_a_damaged_or_packed_file_of_a_checkpoint_is_a_line(
+    tmp_path: Path,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    damage: Callable[[Path], None],
+) -> None:
+    step(model, optimizer)
+    folder = save(tmp_path, model, optimizer, 1)
+    damage(folder / "random.pt")
+    damage(folder / "optimizer.pt")
+    for read in (load_optimizer_state, lambda folder: set_random_state(folder, 0)):
+        with pytest.raises(UserError, match="cannot be loaded: ") as raised:
+            read(folder)
+        assert "\n" not in str(raised.value)
+
+
+def test_a_packed_policy_is_refused(tmp_path: Path) -> None:
+    save_policy(tmp_path, TOKENIZER)
+    model, _ = load_policy(PolicyConfig(path=str(tmp_path)), torch.device("cpu"))
+    (tmp_path / "model.safetensors").unlink()
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(model.state_dict(), path)
+    load_policy(PolicyConfig(path=str(tmp_path)), torch.device("cpu"))
+    pack(path)
+    with pytest.raises(UserError, match="is compressed, which torch"):
+        load_policy(PolicyConfig(path=str(tmp_path)), torch.device("cpu"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from tests.kits.trainer.toy_runs import (
     train_here,
     wait_for,
 )
+from tests.kits.unwritable import NamedPipe
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,28 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     assert resumed.returncode == 0, resumed.stderr
     # The best checkpoint may be an earlier one.
     check_equal(full_run, tmp_path, same_checkpoints=False)
+
+
+@pytest.mark.parametrize(
+    ("break_pipe", "number"), [(NamedPipe.close, signal.SIGINT), (NamedPipe.fill, signal.SIGTERM)]
+)
+def test_a_signal_ends_a_run_with_a_checkpoint_though_nobody_reads_its_output(
+    config: Path, tmp_path: Path, number: signal.Signals, break_pipe: Callable[[NamedPipe], None]
+) -> None:
+    """Check `2>&1 | tee log`, whose tee is ended by the same Ctrl-C, and a pager that waits."""
+    out = tmp_path / "run"
+    with NamedPipe(tmp_path / "pipe") as pipe:
+        unsaved = ("--set", "misc.save_every_n_updates=0", "--set", "rl.num_updates=1000")
+        process = start(config, out, *unsaved, output=pipe.path)
+        wait_for(process, lambda: count(out / "log.jsonl") >= 1)
+        break_pipe(pipe)
+        process.send_signal(number)
+        assert finish(process).returncode == 128 + number
+    done = count(out / "log.jsonl")
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{done:06d}"]
+    messages = (out / "messages.log").read_text()
+    assert f"the run ends: {number.name} after update {done}: resume with --resume" in messages
+    assert "stderr: lines that were not written: " in messages
 
 
 def test_a_signal_behind_the_last_update_leaves_the_evaluation_to_the_next_start(

@@ -17,7 +17,7 @@ import yaml
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
 from testing.servers import free_port, running_service, wait_until
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,
     save_policy,
@@ -36,7 +36,7 @@ def run(
     *arguments: str, charts: bool = False, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, forked from a process that has loaded its imports."""
-    return forked_trainer.completed(
+    return forked.completed(
         "trainer", *arguments, environment=ENVIRONMENT | environment, charts=charts
     )
 
@@ -227,7 +227,7 @@ def test_help_loads_no_torch() -> None:
 
 def test_ctrl_c_ends_cleanly(config: Path, fake_urls: dict[str, str], tmp_path: Path) -> None:
     settings = ("--set", "rl.num_updates=100000", "--set", f"misc.run_dir={tmp_path}")
-    process = forked_trainer.Command(
+    process = forked.Command(
         "trainer",
         *("train", "--config", str(config), *settings),
         environment=ENVIRONMENT | fake_urls,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
@@ -102,6 +104,60 @@ def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Pa
                 track(accelerator, "train", {"loss": value}, update)
     losses = [(e.step, e.value) for e in events(tmp_path / "scorekit").Scalars("train/loss")]
     assert losses == [(1, 1.0), (2, 1.0), (3, 5.0), (4, 5.0)]
+
+
+class FailingTracker(GeneralTracker):
+    """A tracker whose server is away from its second call on, and that works before."""
+
+    name, requires_logging_directory = "failing", False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[int | None] = []
+
+    @property
+    def tracker(self) -> None:
+        """Return no run."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Take the config."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
+        """Fail after the first line."""
+        if self.logged:
+            raise OSError(28, "No space left on device")
+        self.logged.append(step)
+
+    def finish(self) -> None:
+        """Fail, as what is left cannot be written."""
+        raise ConnectionError("the server is away")
+
+
+def test_a_tracker_that_fails_does_not_decide_about_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = FailingTracker()
+    accelerator = Accelerator(cpu=True, log_with=["tensorboard", failing], project_dir=tmp_path)
+    with tracking(accelerator, {}):
+        for update in (1, 2, 3):
+            track(accelerator, "train", {"loss": float(update)}, update)
+    assert failing.logged == [1]
+    losses = [(e.step, e.value) for e in events(tmp_path / "scorekit").Scalars("train/loss")]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 3.0)]  # of the other tracker, closed at the end
+    assert [record.getMessage() for record in caplog.records] == [
+        "misc.trackers: failing: OSError: [Errno 28] No space left on device; the run goes on",
+        "misc.trackers: failing failed 3 times: it lacks numbers",
+    ]
+
+
+def test_a_tracker_that_does_not_open_is_told_before_the_first_update(tmp_path: Path) -> None:
+    (tmp_path / "scorekit").write_text("no folder")
+    accelerator = Accelerator(cpu=True, log_with=["tensorboard"], project_dir=tmp_path)
+    with (
+        pytest.raises(UserError, match=r"misc\.trackers: not opened \(.*scorekit"),
+        tracking(accelerator, {}),
+    ):
+        pytest.fail("the run began")
 
 
 @pytest.mark.parametrize(

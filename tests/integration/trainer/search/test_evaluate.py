@@ -17,8 +17,8 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory):
-    with demo_stack(tmp_path_factory.mktemp("stack")) as running:
+def stack(tmp_path_factory, demo_index):
+    with demo_stack(tmp_path_factory.mktemp("stack"), demo_index) as running:
         yield running
 
 

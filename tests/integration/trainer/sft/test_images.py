@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from scorekit.errors import UserError
 from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, noise_image, tiny
@@ -109,6 +111,34 @@ def test_a_file_that_is_no_image_is_refused(rows: list[dict[str, Any]], tmp_path
     row = rows[0] | {"pictures": [tmp_path / name for name in rows[0]["images"]], "where": "row 1"}
     with pytest.raises(UserError, match=r"row 1: .*a0.png: cannot be read"):
         Collator(0, PROCESSOR, IMAGE)([row | {"labels": row["input_ids"]}])
+
+
+def seen_by(folder: Path, name: str) -> torch.Tensor:
+    """Return the patches that the collator makes of an image file."""
+    row = {"input_ids": [5, *[IMAGE] * 6], "labels": [5] * 7, "where": "row 1"}
+    batch = Collator(0, PROCESSOR, IMAGE)([row | {"pictures": [folder / name]}])
+    return batch["pixel_values"]
+
+
+def test_an_image_of_a_row_is_seen_as_a_person_sees_it(tmp_path: Path) -> None:
+    """Check that transparency is white, 16 bits keep their grays, and EXIF rotates."""
+    gray = np.full((16, 24), 100, np.uint8)
+    gray[:8, :8] = 255
+    upright = Image.fromarray(gray).convert("RGB")
+    upright.save(tmp_path / "upright.png")
+    Image.fromarray(gray.astype(np.uint16) << 8).save(tmp_path / "deep.png")
+    transparent = upright.convert("RGBA")
+    transparent.paste((0, 0, 0, 0), (0, 0, 8, 8))
+    transparent.save(tmp_path / "transparent.png")
+    exif = Image.Exif()
+    exif[0x112] = 6
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "turned.png", exif=exif)
+    upright.save(tmp_path / "page.bmp")
+    upright.save(tmp_path / "page.ppm")
+    expected = seen_by(tmp_path, "upright.png")
+    assert len(expected.unique()) > 2
+    for name in ("deep.png", "transparent.png", "turned.png", "page.bmp", "page.ppm"):
+        assert torch.equal(seen_by(tmp_path, name), expected), name
 
 
 def test_images_for_a_model_that_reads_none_are_refused(

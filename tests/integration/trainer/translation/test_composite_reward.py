@@ -9,7 +9,7 @@ import yaml
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
-from scorekit.rewards import SyncCompositeReward
+from scorekit.rewards import SyncCompositeReward, load_definition
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
@@ -19,6 +19,7 @@ from tests.kits.trainer.rewards import reward_services, sequence_definition
 from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
 from trainer.translation.config import TranslationConfig
+from trainer.translation.rewards.components.composite_scorer import check_target_languages
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
@@ -95,6 +96,27 @@ def test_a_gate_knows_the_languages_of_the_row(services):
     assert korean.r_seq is not None
 
 
+def test_a_language_that_a_gate_does_not_know_ends_the_check_and_the_run(tmp_path):
+    gate = {"rule": "language"}
+    cfg = load_definition({"components": {"a": {"rule": "copy"}}, "gates": {"g": gate}})
+    check_target_languages(cfg, "reward.definition", ["ko-KR", "de-DE"])
+    check_target_languages(None, "reward.definition", ["tlh"])
+    with pytest.raises(UserError, match=r"^reward.definition: gates.g: py3langid does not know"):
+        check_target_languages(cfg, "reward.definition", ["ko-KR", "tlh"])
+
+
+def test_a_rule_that_raises_for_each_sample_ends_the_run(services):
+    component = {"rule": f"{__name__}:broken"}
+    cfg = composite(services, components={"own": component})
+    with pytest.raises(UserError, match=r"components.own: none of the first 8 samples has a value"):
+        rewards(cfg, *[(SRC, f"{MT} {index}") for index in range(8)])
+
+
+def broken(sample):
+    """Raise as a function with a mistake does."""
+    raise KeyError("level")
+
+
 def test_a_refused_text_has_the_definition_s_reward_or_the_config_s(services):
     (plain,) = rewards(composite(services), (SRC, "a long text"))
     assert plain.r_seq == RewardConfig().text_error_reward
@@ -136,7 +158,7 @@ def test_a_service_that_is_away_or_does_not_fit_is_one_line(services):
     wrong = {"components": {"a": {"service": services.urls["metricx_urls"]}}}
     with pytest.raises(UserError, match=r"^reward.definition: components.a: lower values"):
         RewardClient(RewardConfig(**ALONE, definition=wrong))
-    with pytest.raises(UserError, match=r"no-such.yaml: cannot read the config"):
+    with pytest.raises(UserError, match=r"no-such.yaml: cannot be read"):
         RewardConfig(definition="no-such.yaml")
 
 

@@ -56,6 +56,7 @@ def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_agai
     with switched_service("xcomet") as (switch, url):
         with closing(RewardClient(shown_xcomet(metricx, url))) as rewarder:
             switch.down = lambda body: '"src":"ca"' in body.replace(": ", ":")
+            switch.refuses_after = 2  # the other pieces: a silent service is skipped as a whole
             report = evaluated(rewarder)
             scored = [line["xcomet_score"] is not None for line in report.examples]
             assert scored == [True] * 16 + [False] * 16 + [True] * 8

@@ -17,7 +17,7 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from testing.servers import free_port, running_app, running_service
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.vllm_stub import KEY, VLLMStub
@@ -91,9 +91,7 @@ def without_seconds(path: Path) -> dict[str, Any]:
 def command(
     *arguments: str, world: int = 1, module: str = "trainer"
 ) -> subprocess.CompletedProcess[str]:
-    return forked_trainer.completed(
-        module, "evaluate", *arguments, environment={**os.environ}, ranks=world
-    )
+    return forked.completed(module, "evaluate", *arguments, environment={**os.environ}, ranks=world)
 
 
 def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(

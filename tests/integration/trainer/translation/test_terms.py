@@ -25,7 +25,7 @@ from trainer.translation.rewards.reward_batch import Scores
 from trainer.translation.rollouts import TranslationRollout
 
 #: These tests look at the charts (tests/integration/trainer/conftest.py).
-DRAWS_CHARTS = True
+DRAWS_CHARTS = ("test_a_term_is_in_the_log_the_console_the_report_and_the_comparison",)
 
 
 class Brevity(TextComponent):

@@ -1,6 +1,8 @@
 """Computes gradients of a tiny policy in any number of processes, with many cuts into passes.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.shared_gradients OUT
+torchrun --nproc_per_node 2 -m tests.kits.trainer.ranks.shared_gradients OUT [--few]
+
+--few: some of the cuts, and in float32 some of the cases.
 """
 
 from __future__ import annotations
@@ -58,6 +60,14 @@ CASES: dict[str, dict[str, Any]] = {
     "masked sequences": {"importance_mode": "sequence_mask", "loss_mean": "sequence"},
     "search": {"algorithm": "gspo", "clip_eps": 0.2, "loss_mean": "sequence", "kl_coef": 0.0},
 }
+#: With `--few`: the cuts of each kind of world and number.
+FEW_CUTS = {
+    ("float64", "plain"): ("one a pass", "several a pass", "one pass", "any cut"),
+    ("float64", "sharded"): ("several a pass", "any cut"),
+    ("float32", "plain"): ("several a pass", "any other cut"),
+    ("float32", "sharded"): (),
+}
+FEW_CASES = {"float64": tuple(CASES), "float32": ("translation", "search")}
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -159,11 +169,17 @@ def main() -> None:
     plain, sharded = DistributedContext(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
     worlds = {"plain": plain} | ({"sharded": sharded} if plain.size > 1 else {})
     results: dict[str, Any] = {}
+    takes_all = "--few" not in sys.argv
     for type_name, dtype in DTYPES.items():
         with float64() if dtype is torch.float64 else nullcontext():
             for case in CASES:
                 for world_name, world in worlds.items():
                     for cut, options in CUTS.items():
+                        chosen = case in FEW_CASES[type_name]
+                        if not takes_all and not (
+                            chosen and cut in FEW_CUTS[type_name, world_name]
+                        ):
+                            continue
                         name = f"{type_name}, {case}, {world_name}, {cut}"
                         results[name] = gradients(world, case, dtype, **options)
     if plain.is_main:

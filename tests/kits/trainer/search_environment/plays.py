@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,8 +15,6 @@ import yaml
 from demo.search.run import HERE
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
-from services.retriever.backends.bm25 import Bm25Builder
-from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
 from testing.flaky_server import FlakyServer
 from testing.judge import judge_app
@@ -28,6 +25,7 @@ from tests.kits.trainer.search_environment.script import (
     observed_message,
     read_inputs,
 )
+from tests.kits.trainer.searching.demo_index import DECKS
 from trainer.search.config import SearchConfig
 from trainer.search.environment.environment import SearchEnvironment
 from trainer.search.environment.observation import EpisodeResult
@@ -38,7 +36,6 @@ from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
 from trainer.search.services import open_services
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
-DECKS = ("life-expectancy", "income-per-head", "국가_개요")
 QUESTIONS = 50
 
 
@@ -56,20 +53,17 @@ class DemoServices:
 
 
 @contextmanager
-def demo_services(folder: Path) -> Iterator[DemoServices]:
+def demo_services(folder: Path, index: Path) -> Iterator[DemoServices]:
     """Serve three documents of the demo, a generator and a judge, for 50 of its questions.
 
-    The generator answers half of all requests right, by a hash of every byte that it gets.
+    index: see `make_demo_index`. The generator answers half of all requests right, by a hash of
+    every byte that it gets.
     """
     rows = _demo_rows()
-    corpus = folder / "corpus"
-    corpus.mkdir(parents=True)
-    for deck in DECKS:
-        shutil.copy(HERE / f"corpus/{deck}.pdf", corpus)
-    ingest([corpus], folder / "index", [Bm25Builder("bigrams")], workers=1)
+    folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         settings = ServiceSettings(cache="memory", stall_after=PATIENCE_S)
-        retriever = create_app(RetrieverBackend(folder / "index"), settings, None)
+        retriever = create_app(RetrieverBackend(index), settings, None)
         servers = {
             "retriever": FlakyServer(retriever),
             "generator": FlakyServer(FakeOpenAI("generator", respond=_answer_from(rows)).app),

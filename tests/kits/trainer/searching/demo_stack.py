@@ -7,20 +7,18 @@ They are real services on real ports, and deterministic.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo.search.run import HERE, ingest, open_services
+from demo.search.run import HERE, open_services
 from testing.flaky_server import FlakyServer
 from testing.openai_server import FakeOpenAI
 from testing.processes import child_environment
 from testing.servers import running_app
-from tests.kits.trainer.forked_trainer import Command
+from tests.kits.forked import Command, modules_forked
 
-DECKS = ("life-expectancy", "income-per-head", "국가_개요")
 #: Of which the demo's searcher answers some: it knows names and numbers, and no measures.
 PICKED = ("q001", "q013", "q034", "q079", "q083")
 
@@ -29,7 +27,7 @@ PICKED = ("q001", "q013", "q034", "q079", "q083")
 class Stack:
     """The running services. settings: flags of `trainer search` that name them.
 
-    policy: flags that name the searcher. questions: a file of questions that DECKS answer.
+    policy: flags that name the searcher. questions: a file of questions that the index answers.
     """
 
     folder: Path
@@ -50,13 +48,9 @@ class Stack:
 
 
 @contextmanager
-def demo_stack(folder: Path) -> Iterator[Stack]:
-    """Start all services, and end them with the block."""
-    corpus = folder / "corpus"
-    corpus.mkdir()
-    for deck in DECKS:
-        shutil.copy(HERE / f"corpus/{deck}.pdf", corpus)
-    ingest(folder / "index", corpus)
+def demo_stack(folder: Path, index: Path) -> Iterator[Stack]:
+    """Start all services, and end them with the block. index: see `make_demo_index`."""
+    (folder / "index").symlink_to(index)
     files = [HERE / name for name in ("questions.jsonl", "heldout.jsonl")]
     rows = [json.loads(line) for f in files for line in f.read_text(encoding="utf-8").splitlines()]
     rows = [row | {"alternatives": {}} for row in rows if row["id"] in PICKED]
@@ -64,7 +58,7 @@ def demo_stack(folder: Path) -> Iterator[Stack]:
     questions = folder / "questions.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     questions.write_text(text, encoding="utf-8")
-    with open_services(folder) as (settings, policy):
+    with modules_forked(), open_services(folder) as (settings, policy):
         yield Stack(folder, settings, policy, questions)
 
 

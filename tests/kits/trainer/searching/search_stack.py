@@ -24,7 +24,7 @@ from trainer.search.records import Trajectory
 from trainer.search.training.train import run_search
 from trainer.search.trajectories.store import TrajectoryStore
 
-UPDATES = 3
+UPDATES = 2
 PATIENT = "answering.generator.deadline_s=120"
 #: The endings of the request paths of each service.
 ROUTES = {"generator": "completions", "judge": "score", "retriever": "search"}
@@ -61,7 +61,7 @@ class SearchStack:
 
 
 @contextmanager
-def running_search_stack(folder: Path) -> Iterator[SearchStack]:
+def running_search_stack(folder: Path, updates: int = UPDATES) -> Iterator[SearchStack]:
     """Start the services, and play a run without failures."""
     stand_in, fake = learning.standing_in(), learning.counting()
     retriever, generator, judge = (
@@ -73,9 +73,9 @@ def running_search_stack(folder: Path) -> Iterator[SearchStack]:
         config_values = learning.config_of(
             folder,
             services,
-            rl={"num_updates": UPDATES, "warmup_updates": 1},
+            rl={"num_updates": updates, "warmup_updates": 1},
             eval={"eval_every_n_updates": 0},
-            misc={"save_every_n_updates": 0, "keep_checkpoints": UPDATES},
+            misc={"save_every_n_updates": 0, "keep_checkpoints": updates},
         )
         config_values["answering"]["generator"] |= {"max_attempts": 1}
         # Long enough for a healthy service on a busy machine; a sick one costs it once an attempt.

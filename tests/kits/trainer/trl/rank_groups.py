@@ -1,6 +1,6 @@
-"""Takes a step of TRL's trainer with a rule of groups, and writes the rewards of this process.
+"""Takes steps of TRL's trainer with a rule of groups, and writes the rewards of this process.
 
-torchrun --nproc_per_node 2 -m tests.kits.trainer.trl.rank_groups OUT COMPLETIONS_A_PROCESS
+torchrun --nproc_per_node 2 -m tests.kits.trainer.trl.rank_groups OUT COMPLETIONS_A_PROCESS...
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def group_sizes(samples: list[dict[str, Any]]) -> list[float]:
     return [float(len(samples)) for _ in samples]
 
 
-def main(folder: Path, batch_size: int) -> None:
-    """Train for a step; write the group sizes that the rule saw, or the error, to OUT/RANK.json."""
+def step(folder: Path, batch_size: int) -> list[Any]:
+    """Train for a step, and return the group sizes that the rule saw, or the error."""
     rule = {"rule": "tests.kits.trainer.trl.rank_groups:group_sizes", "group": True}
     function = reward_function(definition={"components": {"size": rule}})
     outputs: list[Any] = []
@@ -40,9 +40,15 @@ def main(folder: Path, batch_size: int) -> None:
     trainer = make_trainer(folder / "run", [recording], arguments, has_tokens=False)
     with contextlib.suppress(UserError):
         trainer.train()
+    return outputs
+
+
+def main(folder: Path, batch_sizes: list[int]) -> None:
+    """Write what a step of each size gave to OUT/RANK.json."""
+    outputs = [step(folder, size) for size in batch_sizes]
     path = folder / f"{os.environ['RANK']}.json"
     path.write_text(json.dumps(outputs), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]])

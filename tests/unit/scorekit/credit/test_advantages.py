@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorekit.credit import compute_advantages
+from tests.kits.examples import examples
 from trainer.rl.advantage import pad_rows, token_advantages
 
 REWARDS = st.floats(-20, 5).map(lambda value: round(value, 2))
@@ -24,7 +25,7 @@ ROWS = st.integers(1, 5).flatmap(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60))
 @given(
     st.lists(ROWS, min_size=1, max_size=8),
     st.sampled_from(["batch", "group", "grpo"]),

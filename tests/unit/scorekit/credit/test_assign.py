@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scorekit.credit import DecodeConfig, align_completion, assign_credit
 from scorekit.errors import UserError
 from scorekit.schemas import ErrorSpan
+from tests.kits.examples import examples
 from tests.kits.real_tokenizers import real_tokenizer
 from tests.kits.trainer.runs import byte_fallback_tokenizer, byte_level_tokenizer
 
@@ -37,7 +38,7 @@ def span(start: int, end: int, severity: str = "MAJOR") -> ErrorSpan:
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_a_token_has_a_penalty_iff_its_characters_are_in_the_span(
     name: str, data: st.DataObject

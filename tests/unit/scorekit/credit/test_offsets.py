@@ -17,6 +17,7 @@ from scorekit.credit.offsets import (
     compute_token_char_offsets,
     decode_completion,
 )
+from tests.kits.examples import examples
 from tests.kits.trainer.runs import byte_fallback_tokenizer, byte_level_tokenizer
 
 RAW = DecodeConfig(lambda text: text)
@@ -48,7 +49,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50))
 @example(text="<s>")
 @given(text=TEXTS)
 def test_token_char_offsets_rebuild_the_completion_text(name: str, text: str) -> None:
@@ -71,7 +72,7 @@ def test_token_char_offsets_rebuild_the_completion_text(name: str, text: str) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_any_ids_at_all_are_aligned(name: str, data: st.DataObject) -> None:
     """Check ids that no text encodes to: broken characters and special tokens anywhere."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scorekit.credit.offsets import Alignment, DecodeConfig, align_completion, decode_completion
+from tests.kits.examples import examples
 from tests.kits.real_tokenizers import NAMES, real_tokenizer
 
 RAW = DecodeConfig(lambda text: text)
@@ -68,7 +69,7 @@ def test_offsets_agree_with_the_tokenizers_own(name: str, script: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(text=TEXTS)
 def test_offsets_rebuild_any_text(name: str, text: str) -> None:
     tokenizer = real_tokenizer(name)
@@ -77,7 +78,7 @@ def test_offsets_rebuild_any_text(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(text=TEXTS, data=st.data())
 def test_a_text_cut_anywhere_with_special_tokens_in_it(
     name: str, text: str, data: st.DataObject

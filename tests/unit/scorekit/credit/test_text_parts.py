@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from scorekit.credit import DecodeConfig, TokenCredit, align_completion, assign_credit
 from scorekit.credit.text_parts import character_map, is_subsequence
 from scorekit.errors import UserError
+from tests.kits.examples import examples
 
 TAGGED, PLAIN = "no <b>no no</b> yes no", "no no no yes no"
 DRAFT, FINAL = "저장 파일. Final: 저장 파일.", "저장 파일."
@@ -157,7 +158,7 @@ def positions_in(raw: str, text: str) -> tuple[list[int], bool]:
     return [new_index.index(target) for target in range(len(text)) if target in new_index], is_only
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(100))
 @given(st.text("ab<", min_size=1, max_size=11), st.data())
 def test_a_subsequence_is_found_whole_in_order_and_in_the_fewest_pieces(
     raw: str, data: st.DataObject
@@ -179,7 +180,7 @@ def breaks(positions: Any) -> int:
     return sum(after != before + 1 for before, after in pairwise(positions))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(st.text("ab <\n", max_size=20), st.text("ab <\n", max_size=20))
 def test_every_map_is_in_order_and_maps_equal_characters(raw: str, text: str) -> None:
     new_index, _ = character_map(text, raw)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau, pearsonr
 
 from scorekit.metaeval.agreement import Agreement, DrawWeights, ones, resamples
+from tests.kits.examples import examples
 
 
 def _stats(human, metric):
@@ -38,7 +39,7 @@ def _same(actual, expected):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(_scores())
 def test_correlations_are_those_of_scipy(scores):
     human, metric = scores
@@ -72,7 +73,7 @@ def _accuracy(human, metric, epsilon):
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(_scores())
 def test_ties_are_calibrated_as_by_trying_every_threshold(scores):
     human, metric = scores

@@ -12,9 +12,10 @@ from scipy.stats import kendalltau
 
 from scorekit.metaeval.agreement import Agreement, ones, resamples
 from scorekit.metaeval.concordance import Concordance
+from tests.kits.examples import examples
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.integers(1, 12), st.sampled_from([(1, 5), (2, 2), (4, 50), (50, 4)]), st.integers(0, 999))
 def test_sums_are_those_over_all_pairs(n, levels, seed):
     rng = np.random.default_rng(seed)

@@ -253,3 +253,38 @@ def test_marks_come_off_and_say_where_they_stood(segments):
     text, positions = unmarked("".join(f"{plain}<v>{wrong}</v>" for plain, wrong in segments))
     assert text == "".join(plain + wrong for plain, wrong in segments)
     assert [text[a:b] for a, b in positions] == [wrong for _, wrong in segments]
+
+
+def test_a_rater_who_judges_a_translation_twice_is_refused_by_both_lines(tmp_path):
+    rows = [_row(rater="r1", score=3), _row(rater="r2", score=9), _row(rater="r1", score=4)]
+    with pytest.raises(UserError, match=r"lines 1 and 3: rater 'r1' judges one translation twice"):
+        read_judgements(_json(tmp_path, *rows))
+    span = {"start": 0, "end": 1, "severity": "major"}
+    rows = [_row(rater="r1", spans=[span]), _row(rater="r1", spans=[{**span, "end": 2}])]
+    with pytest.raises(UserError, match="lines 1 and 2"):
+        read_judgements(_json(tmp_path, *rows))
+
+
+def test_equal_rows_of_a_rater_count_once_and_are_told(tmp_path):
+    empty = {"start": 1, "end": 1, "severity": "minor"}
+    row = _row(rater="r1", spans=[{"start": 0, "end": 1, "severity": "major"}, empty])
+    judged = read_judgements(_json(tmp_path, row, row, _row(rater="r2")))
+    assert [rating.score for rating in judged.translations[0].ratings] == [-6, 0]
+    assert "1 equal rows of a rater and a translation count once" in judged.notes
+    without_names = read_judgements(_json(tmp_path, _row(score=1), _row(score=1), _row(score=4)))
+    assert without_names.translations[0].score == 2 and not without_names.notes
+
+
+@pytest.mark.parametrize(("name", "texts"), [("src", ("집", "집들")), ("ref", ("house", "home"))])
+def test_rows_of_a_translation_that_differ_in_a_text_are_refused_by_both_lines(
+    name, texts, tmp_path
+):
+    rows = [_row(seg_id="1", **{name: text}) for text in texts]
+    with pytest.raises(UserError, match=rf"lines 1 and 2: .* has two values of '{name}'"):
+        read_judgements(_json(tmp_path, *rows))
+
+
+def test_two_translations_of_a_segment_are_refused_by_both_lines(tmp_path):
+    rows = [_row(seg_id="1"), _row(seg_id="2"), _row(seg_id="1", mt="the house")]
+    with pytest.raises(UserError, match="lines 1 and 3: system 'A' has two translations"):
+        read_judgements(_json(tmp_path, *rows))

@@ -119,6 +119,31 @@ def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed()
     assert Deadline(0).attempt_timeout_s() == 0  # a first attempt ends by its own timeout
 
 
+@pytest.mark.parametrize(
+    ("left_s", "passed_s", "has_failed", "expected"),
+    [
+        (0.02, 0.03, True, "unavailable: refused"),  # too short to learn anything of the server
+        (0.02, 0.01, True, "timeout"),  # the limit of one attempt has ended it, not the deadline
+        (5.0, 6.0, True, "timeout"),  # the server had time to answer
+        (0.02, 0.03, False, "timeout"),
+    ],
+)
+def test_an_attempt_that_the_deadline_cuts_short_tells_why_the_one_before_failed(
+    monkeypatch: Any, left_s: float, passed_s: float, has_failed: bool, expected: str
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("scorekit.net.retry.time.monotonic", lambda: now)
+    deadline = Deadline(60)
+    if has_failed:
+        failed = state(1, RequestError("unavailable", "refused"))
+        failed.upcoming_sleep = 60 - left_s
+        assert not deadline.is_too_near(failed)
+    now = 60 - left_s
+    assert deadline.attempt_timeout_s() == pytest.approx(left_s)
+    now += passed_s
+    assert str(deadline.timeout_error(TimeoutError("timeout"))) == expected
+
+
 def test_one_seam_stills_every_pause_that_grows(monkeypatch: Any) -> None:
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: 42.0)
     assert exponential_wait(state(1)) == 42.0

@@ -81,7 +81,27 @@ SERVICE = {"service": URL}
             "`severity_weights` names a severity twice",
         ),
         ({"components": {"a": SERVICE | {"variables": {"x": "src"}}}}, "Give `task`, too"),
-        ({"components": {"a b": SERVICE}}, "String should match"),
+        ({"components": {"a b": SERVICE}}, r"components.a b.\[key\]: a name has up to 64 letters"),
+        ({"components": {"a\n": SERVICE}}, r"components.a .\[key\]: a name has up to 64"),
+        ({"components": {"": SERVICE}}, r"components..\[key\]: a name has"),
+        ({"components": {"복사": SERVICE}}, r"components.복사.\[key\]: a name has"),
+        ({"components": {False: SERVICE}}, "a name is a text, and this is False. Write it in"),
+        ({"components": {5: SERVICE}}, "a name is a text, and this is 5. Write it in quotes"),
+        ({"components": {"a": SERVICE | {"weight": True}}}, "weight: this is true or false. Give"),
+        ({"components": {"a": SERVICE | {"offset": False}}}, "offset: this is true or false"),
+        ({"components": {"a": SERVICE | {"weight": 10**300}}}, "weight: Input should be less"),
+        ({"components": {"a": SERVICE | {"scale": -1e13}}}, "scale: Input should be greater"),
+        ({"components": {"a": SERVICE | {"weight": 10**400}}}, "weight: Input should be a valid"),
+        ({"components": {"a": SERVICE | {"weight": "much"}}}, "weight: Input should be a valid"),
+        ({"components": {"a": SERVICE}, "text_error_reward": -1}, "text_error_reward: Extra"),
+        (
+            {"components": {"a": SERVICE}, "refused_text_reward": {"overlong": float("inf")}},
+            "refused_text_reward.overlong: Input should be",
+        ),
+        (
+            {"components": {"a": SERVICE}, "gates": {"g": {"rule": "copy", "reward": True}}},
+            "gates.g.copy.reward: this is true or false",
+        ),
         (
             {"components": {"a": SERVICE}, "gates": {"g": {"rule": "copy", "factor": 2}}},
             "gates.g.copy.factor: Input should be less than or equal to 1",
@@ -153,3 +173,9 @@ def test_rewards_and_client_import_nothing_heavy():
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
     assert line.startswith("gates.g: langcodes is not installed: `pip install")
+
+
+def test_a_wrong_url_names_its_component():
+    definition = {"components": {"a": SERVICE, "b": {"service": "localhost:8001"}}}
+    with pytest.raises(UserError, match=r"^components.b.service: 'localhost:8001' is not the URL"):
+        CompositeReward(definition)

@@ -137,8 +137,13 @@ def test_a_sum_that_overflows_is_no_reward():
         components = results(checked, [top, top])
         result = compose(checked, components, {})
         assert result.reward is None and "non_finite" in result.reason
-    checked = definition([(0, 0, top, 1)])
-    assert results(checked, [2.0])["c0"].status == "non_finite"
+    checked = definition([(0, 0, 2, 1)])
+    assert results(checked, [top])["c0"].status == "non_finite"
+    for raw, is_reward in ((3.4e38, True), (-3.4e38, True), (3.5e38, False), (-1e300, False)):
+        checked = definition([(0, 0, 1, 1)])  # a trainer holds it as float32
+        result = compose(checked, results(checked, [raw]), {})
+        assert result.reward == (raw if is_reward else None)
+        assert is_reward or result.reason.startswith("non_finite: ")
 
 
 def test_a_refused_text_has_the_reward_that_the_definition_gives_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 
@@ -146,6 +147,61 @@ def test_a_mapping_or_a_text_is_no_list_of_values():
     assert components[0].message == "TypeError: it returned a dict, not a list of values"
 
 
+def answer_as_text(sample):
+    """Return a number as a text, or as bytes."""
+    return sample["mt"] if sample["mt"] == "1.5" else b"1.5"
+
+
+def test_a_text_is_no_number():
+    components = evaluate(
+        [GOOD | {"mt": mt} for mt in ("1.5", "b")], rule=f"{__name__}:answer_as_text"
+    )
+    assert [component.status for component in components] == ["rule_error"] * 2
+    assert components[0].message == "TypeError: it returned the text '1.5', not a number"
+
+
+def count_forever(samples):
+    """Return an iterator without an end."""
+    return itertools.count()
+
+
+def test_an_endless_iterator_is_the_wrong_number_of_values():
+    (component,) = evaluate([GOOD], [[0]], rule=f"{__name__}:count_forever", group=True)
+    assert component.message == "ValueError: more than 1 values for 1 samples"
+
+
+def spoil_inside(sample):
+    """Change what the sample holds."""
+    sample["meta"]["level"].append(sample["meta"].pop("name"))
+    return 0.0
+
+
+def test_a_function_cannot_change_what_the_sample_holds():
+    sample = GOOD | {"meta": {"level": [1], "name": "a"}}
+    assert raws([sample, sample], rule=f"{__name__}:spoil_inside") == [0.0, 0.0]
+    assert sample["meta"] == {"level": [1], "name": "a"}
+
+
+class Unprintable(Exception):
+    """Has no text."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def raise_as_named(sample):
+    """Raise an error whose text cannot be read, or has lines, or has no end."""
+    errors = {"none": Unprintable(), "lines": ValueError("a\nb"), "long": ValueError("x" * 10_000)}
+    raise errors[sample["mt"]]
+
+
+def test_an_error_of_a_function_is_one_short_line():
+    samples = [GOOD | {"mt": mt} for mt in ("none", "lines", "long")]
+    messages = [c.message for c in evaluate(samples, rule=f"{__name__}:raise_as_named")]
+    assert messages[:2] == ["Unprintable: (its text cannot be read)", "ValueError: a b"]
+    assert len(messages[2]) < 400
+
+
 async def late(sample):
     """Return a value later."""
     return 1.0
@@ -169,3 +225,10 @@ def test_a_module_that_fails_at_import_is_one_line(tmp_path, monkeypatch, body):
 def test_a_mistake_of_the_user_ends_the_call():
     with pytest.raises(UserError, match="column: required"):
         evaluate([GOOD], rule=f"{__name__}:refuse")
+
+
+def test_a_mistake_in_a_rule_that_is_only_reported_ends_nothing():
+    reported = {"rule": f"{__name__}:refuse", "weight": 0}
+    checked = load_definition({"components": {"a": reported, "b": {"rule": "copy"}}})
+    (component,) = LocalRule("components.a", checked.components["a"]).evaluate([GOOD], ())
+    assert (component.status, component.message) == ("rule_error", "column: required")

@@ -18,6 +18,7 @@ from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.queue.batch import make_batches
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
+from tests.kits.examples import examples
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)
 
@@ -188,7 +189,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25))
 @given(REQUESTS, st.sampled_from([0.0, 0.001]), st.sampled_from([0.0, 10.0]))
 def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patience_s):
     """Check repeated texts; 7 fails its batch, 11 has no finite score, and callers may cancel."""

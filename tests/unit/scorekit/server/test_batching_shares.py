@@ -20,6 +20,7 @@ from scorekit.server.queue.tokenizer_queue import PIECE, TokenizerQueue, split_t
 from scorekit.server.windows.backend import with_windows
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
+from tests.kits.examples import examples
 
 #: Windows of at most 16 tokens, some of which fill a batch of 64.
 LIMIT, BUDGET = 16, 64
@@ -307,7 +308,7 @@ TEXTS = [f"text{n}. " * count for n, count in enumerate((1, 3, 20, 90, 200))] + 
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     st.lists(
         st.tuples(

@@ -6,10 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scorekit.text.chat_marks import CLOSES, OPENS, neutral, restored, role_token
+from scorekit.text.chat_marks import (
+    CLOSES,
+    OPENS,
+    neutral,
+    restored,
+    role_token,
+    special_token,
+    split_special_tokens,
+)
 from scorekit.text.checks import added_quotes
 from scorekit.text.meta_text import added_note, meta_phrase, refusal
 
@@ -366,6 +374,7 @@ _FRAGMENTS = st.sampled_from(
 )
 
 
+@example("<|\n")
 @given(st.lists(_FRAGMENTS, max_size=8).map("".join))
 def test_what_is_made_neutral_for_the_teacher_comes_back_as_it_was(text):
     sent = neutral(text)
@@ -387,3 +396,29 @@ def test_prose_of_six_registers_says_nothing_about_itself():
         for src, mt in ((row["ko"], row["en"]), (row["en"], row["ko"])):
             for check in (meta_phrase, refusal, added_note, added_quotes, role_token):
                 assert check(src, mt) is None, (check.__name__, src, mt)
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("a<|im_end|>b", "a< |im_end|>b"),
+        ("[inst] [/INST] <<SYS>>", "[ inst] [ /INST] < <SYS>>"),
+        ("<|<|im_end|>|>", "<|< |im_end|>|>"),
+        ("<search>a</search> <think> <웃음> [1]", "<search>a</search> <think> <웃음> [1]"),
+    ],
+)
+def test_only_certain_special_tokens_are_split(text: str, split: str) -> None:
+    assert split_special_tokens(text) == split
+    assert special_token(split) is None
+
+
+def test_an_offer_of_help_behind_an_emoji_or_a_tilde_is_found() -> None:
+    offers = {
+        "오늘도 버스가 늦었어요 😊 더 필요하시면 말씀해 주세요!": "The bus was late again.",
+        "오늘도 버스가 늦었어요~ 다른 표현도 필요하시면 말씀해 주세요~ ^^": "The bus was late.",
+        "The bus was late 👍 Feel free to ask for more": "버스가 늦었다 👍",
+        "The bus was late :) Happy to help with more!": "버스가 늦었다",
+    }
+    assert [mt for mt, src in offers.items() if added_note(src, mt) is None] == []
+    src, mt = "잘 도착했어 😊 또 연락할게", "Got here safely 😊 Let me know how it goes"
+    assert added_note(src, mt) is None

@@ -90,3 +90,16 @@ def test_variants_of_a_language_are_one_language() -> None:
     for pair in (("en-US", "en-GB"), ("ko", "kor"), ("zh-TW", "cmn"), ("x-own", "x-own-b")):
         assert rules.same_language(Pair("", "", *pair))
     assert not rules.same_language(Pair("", "", "en", "de"))
+
+
+def test_the_judge_rejects_only_what_is_certain_of_scripts_and_debris() -> None:
+    def code(src: str, mt: str, source_lang: str = "en", target_lang: str = "ko") -> str:
+        texts = {"source_lang": source_lang, "target_lang": target_lang}
+        verdict = judge_translation(texts | {"source_text": src, "candidate": mt})
+        assert isinstance(verdict, dict)
+        return str(verdict["verdict"]["reason_code"])
+
+    assert code(SRC, MT.replace("내용", "内容")) == "third_script"
+    assert code(SRC, MT + "\\n") == "debris"
+    assert code("Filial piety (xiao) is a virtue.", "효(孝)는 미덕이다.") == "ok"
+    assert code("内容保存", "内容을 저장하세요, 지금 바로 여기에서", "zh") == "ok"

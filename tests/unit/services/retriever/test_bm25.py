@@ -23,12 +23,12 @@ def built_index(tmp_path):
     return tmp_path, Bm25Builder("bigrams").build(pages, tmp_path, paths)
 
 
-@pytest.mark.parametrize("method", ["of_page", "of_query"])
+@pytest.mark.parametrize("method", ["of_page", "of_query", "of_divided"])
 def test_an_index_of_other_words_is_refused(built_index, monkeypatch, method):
     folder, settings = built_index
     Bm25Searcher(folder, settings)
     before = getattr(words.Words, method)
-    monkeypatch.setattr(words.Words, method, lambda self, text: before(self, text)[1:])
+    monkeypatch.setattr(words.Words, method, lambda self, *text: before(self, *text)[1:])
     with pytest.raises(UserError, match="made with another version of words: ingest it again"):
         Bm25Searcher(folder, settings)
 

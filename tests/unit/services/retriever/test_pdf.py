@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 
 import pytest
+from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.cidfonts import UnicodeCIDFont
 from reportlab.pdfgen.canvas import Canvas
 
 from services.retriever.index.pdf import PdfError, PdfFile
+from tests.kits.retrieval.form_pdf import pdf_of
 
 
 def read(draw, dpi=144.0, size=(400, 200)):
@@ -20,9 +22,10 @@ def read(draw, dpi=144.0, size=(400, 200)):
     canvas.showPage()
     canvas.save()
     pdf = PdfFile(out.getvalue())
-    image, boxes = pdf.read(1, dpi, 10**7)
+    page = pdf.read(1, dpi, 10**7)
     pdf.close()
-    return image.convert("L"), boxes
+    assert page.annotations == []
+    return page.image.convert("L"), page.boxes
 
 
 def inked(image, box):
@@ -112,6 +115,23 @@ def test_what_stands_beside_the_page_is_not_of_it():
         canvas.drawString(20, 100, "inside")
 
     assert [box.text for box in read(draw)[1]] == ["inside"]
+
+
+def test_the_reason_is_of_this_file_and_not_of_the_one_before():
+    out = io.BytesIO()
+    canvas = Canvas(out, encrypt=StandardEncryption("secret"))
+    canvas.drawString(20, 100, "hidden")
+    canvas.save()
+    empty = pdf_of("<< /Type /Catalog /Pages 2 0 R >>", "<< /Type /Pages /Kids [] /Count 0 >>")
+    for content, reason in [
+        (empty, "a PDF without a page"),
+        (out.getvalue(), "it requires a password"),
+        (empty, "a PDF without a page"),
+        (b"no PDF", "not a PDF, or damaged"),
+        (empty, "a PDF without a page"),
+    ]:
+        with pytest.raises(PdfError, match=f"^{reason}$"):
+            PdfFile(content)
 
 
 @pytest.mark.parametrize("content", [b"", b"no PDF", b"%PDF-1.7\n%%EOF"])

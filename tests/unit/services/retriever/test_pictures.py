@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from services.retriever.index.images import (
-    ImageRequest,
-    UnreadableImage,
-    png_of,
-    read_image,
-    sha256,
-)
+from scorekit.images import UnreadableImage
+from services.retriever.index.images import ImageRequest, png_of, read_image, sha256
 from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageContent
 from services.retriever.routes import AT_ONCE, PageRoutes

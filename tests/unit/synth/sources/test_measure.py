@@ -61,3 +61,14 @@ def test_a_tokenizer_that_is_not_there_is_one_clear_line(tmp_path):
 def test_a_length_does_not_depend_on_what_is_measured_beside_it(texts):
     for measured in (approx_tokens, whitespace):
         assert measured(texts) == [measured([text])[0] for text in texts]
+
+
+@pytest.mark.parametrize("content", ['{"version": "1.0", "model": {"type": "None"}}', "[", "{}"])
+def test_a_damaged_tokenizer_is_one_line(content, tmp_path):
+    """Each raises another type: tokenizers has a bare Exception, transformers a KeyError."""
+    (tmp_path / "tokenizer.json").write_text(content)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
+    )
+    with pytest.raises(UserError, match=r"bucketing\.tokenizer: .*: cannot be loaded: "):
+        measure("tokenizer", tokenizer=str(tmp_path))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from synth.sources import near_duplicates
 from synth.sources.near_duplicates import NearDuplicates, plan_bands, signatures
+from tests.kits.examples import examples
 
 
 def find(folder, texts, threshold=0.8, batch=1024, able=None):
@@ -85,7 +86,7 @@ def make_texts(plan):
     return texts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25))
 @given(some_texts, st.integers(1, 7), st.integers(1, 9))
 def test_what_is_taken_out_resembles_an_earlier_text_and_what_stays_does_not(
     tmp_path_factory, plan, batch, chunk

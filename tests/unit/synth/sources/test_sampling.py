@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from synth.config_sections import BlobConfig, BucketingConfig
 from synth.record import source_id
 from synth.sources import sampling
-from synth.sources.sampling import BottomK, apportion, bucket_of, fill, plan_quotas, prioritise
+from synth.sources.sampling import (
+    BottomK,
+    apportion,
+    bucket_of,
+    divide,
+    fill,
+    plan_quotas,
+    prioritise,
+)
+from tests.kits.examples import examples
 
 EDGES = [0, 10, 20, 40]
 
@@ -85,28 +94,74 @@ def test_quotas_are_filled_and_what_is_lacking_is_refilled(quotas, supply):
         assert min(quota or 0, available) <= count <= available
 
 
+@settings(max_examples=examples(100))
+@given(some_quotas, st.lists(st.tuples(*[st.integers(0, 12)] * 3), min_size=3, max_size=3))
+def test_texts_that_are_both_a_sentence_and_a_blob_are_given_once(quotas, bucket_texts):
+    """Each bucket has texts that are only a sentence, only a blob, and both."""
+    supply = [only + both for only, _, both in bucket_texts]
+    supply += [only + both for _, only, both in bucket_texts]
+    usable = [0 if q is None else n for q, n in zip(quotas, supply, strict=True)]
+    distinct = [
+        min(sum(texts), usable[bucket] + usable[bucket + 3])
+        for bucket, texts in enumerate(bucket_texts)
+    ]
+    counts = fill(quotas, supply, distinct)
+    assert all(count <= have for count, have in zip(counts, usable, strict=True))
+    assert all(counts[i] + counts[i + 3] <= distinct[i] for i in range(3))
+    requested_counts = [sum(q or 0 for q in quotas[:3]), sum(q or 0 for q in quotas[3:])]
+    assert sum(counts) == min(sum(requested_counts), sum(distinct))
+    if (
+        sum(usable[:3]) >= requested_counts[0]
+        and sum(usable[3:]) >= requested_counts[1]
+        and sum(distinct) >= sum(requested_counts)
+    ):  # by the theorem of Hall, both types can give their full number
+        assert [sum(counts[:3]), sum(counts[3:])] == requested_counts
+
+
+def test_a_text_that_is_both_is_a_sentence_unless_blobs_are_lacking():
+    both = np.arange(10, dtype=np.uint64)
+    more = np.arange(20, 30, dtype=np.uint64)
+    first, second = divide(both, np.concatenate([both, more]), 4, 8)
+    assert first.tolist() == [0, 1, 2, 3] and second.tolist() == [4, 5, 6, 7, 8, 9, 20, 21]
+    first, second = divide(np.concatenate([both, more]), both, 8, 4)
+    assert first.tolist() == [0, 1, 2, 3, 4, 5, 20, 21] and second.tolist() == [6, 7, 8, 9]
+
+
 # -- the sample ----------------------------------------------------
 
 
 def simple_sample(quotas, items):
     """Return the sample that BottomK should give, by sorting everything."""
-    distinct = [sorted({p for s, p in items if s == stratum}) for stratum in range(len(quotas))]
-    counts = fill(quotas, [len(d) for d in distinct])
-    return [d[:n] for d, n in zip(distinct, counts, strict=True)]
+    half = len(quotas) // 2
+    priorities = [
+        np.unique(np.array([p for s, p in items if s == stratum and quotas[s] is not None], "u8"))
+        for stratum in range(len(quotas))
+    ]
+    distinct = [len({*priorities[i].tolist(), *priorities[i + half].tolist()}) for i in range(half)]
+    counts = fill(quotas, [len(d) for d in priorities], distinct)
+    pairs = [
+        divide(priorities[i], priorities[i + half], counts[i], counts[i + half])
+        for i in range(half)
+    ]
+    return [chosen.tolist() for kind in zip(*pairs, strict=True) for chosen in kind]
 
 
 def sample(quotas, items):
     """Return (the retained items, the sample)."""
     bottom = BottomK(quotas)
     let = [(s, p) for s, p in items if bottom.offer(s, p)]
-    counts, last = bottom.finish()
-    chosen = [sorted({p for s, p in let if s == i and p <= cut}) for i, cut in enumerate(last)]
-    assert [len(c) for c in chosen] == counts
+    chosen = [priorities.tolist() for priorities in bottom.finish()]
+    for stratum, priorities in enumerate(chosen):  # their texts have been written
+        assert {*priorities} <= {p for s, p in let if s == stratum}
     return let, chosen
 
 
 some_item = st.tuples(st.integers(0, 5), st.integers(0, 400))
-some_items = st.lists(some_item, max_size=300)
+#: Few priorities, so that many texts are both a sentence and a blob; or nearly none is.
+some_items = st.one_of(
+    st.lists(some_item, max_size=300),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=300),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +170,7 @@ def small_slack(monkeypatch):
     monkeypatch.setattr(sampling, "_SLACK", 5)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(60))
 @given(some_quotas, some_items)
 def test_the_sample_is_the_smallest_of_each_bucket_with_refill(quotas, items):
     assert sample(quotas, items)[1] == simple_sample(quotas, items)
@@ -138,10 +193,7 @@ def test_parts_merge_into_the_sample_of_the_whole(quotas, placed):
         for stratum in range(6):
             positions = np.array([p for s, p in part if s == stratum], dtype=np.uint64)
             merged.extend(stratum, positions)
-    counts, last = merged.finish()
-    expected = simple_sample(quotas, items)
-    assert counts == [len(positions) for positions in expected]
-    assert last == [positions[-1] if positions else -1 for positions in expected]
+    assert [chosen.tolist() for chosen in merged.finish()] == simple_sample(quotas, items)
 
 
 def test_equal_texts_are_taken_once():

@@ -301,3 +301,104 @@ def test_a_prompt_that_melts_with_its_reply_is_found() -> None:
 def test_a_model_without_a_template_is_refused() -> None:
     with pytest.raises(UserError, match=r"no chat template\. Set"):
         check_template(byte_tokenizer(None), [DIALOGUE], CHAT)
+
+
+#: Templates whose turns have control tokens around the reply, or an EOS behind the last one:
+#: (template, its tokens, the labeled text of a reply). They have the form of Command R7B's,
+#: gpt-oss' and Phi-3's.
+FRAMES = {
+    "response": (
+        "{% for m in messages %}{{ '<|start|><|' + m.role + '|>' + ('<|response|>' if m.role == "
+        "'assistant' else '') + m.content.strip() + ('<|/response|>' if m.role == 'assistant' "
+        "else '') + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|><|assistant|>' }}{% endif %}",
+        ("<|start|>", "<|assistant|>", "<|response|>", "<|/response|>", "<|end|>"),
+        "<|response|>{}<|/response|><|end|>",
+    ),
+    "opened response": (
+        "{% for m in messages %}{{ '<|start|><|' + m.role + '|>' + ('<|response|>' if m.role == "
+        "'assistant' else '') + m.content.strip() + ('<|/response|>' if m.role == 'assistant' "
+        "else '') + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|><|assistant|><|response|>' }}{% endif %}",
+        ("<|start|>", "<|assistant|>", "<|response|>", "<|/response|>", "<|end|>"),
+        "{}<|/response|><|end|>",
+    ),
+    "channel": (
+        "{% for m in messages %}{{ '<|start|>' + m.role + ('<|channel|>final' if m.role == "
+        "'assistant' else '') + '<|message|>' + m.content + '<|end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}",
+        ("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
+        "<|channel|>final<|message|>{}<|end|>",
+    ),
+    "eos": (
+        "{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}"
+        "{% else %}{{ eos_token }}{% endif %}",
+        ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        "{}<|end|>",
+    ),
+}
+
+
+def framed_tokenizer(name: str, template: str | None = None) -> Any:
+    text, tokens, _ = FRAMES[name]
+    tokenizer = byte_tokenizer(template or text, "<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": list(tokens)})
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("trained_turns", ["all", "last"])
+def test_control_tokens_around_a_reply_are_learned_with_it(name: str, trained_turns: Any) -> None:
+    tokenizer = framed_tokenizer(name)
+    stops = SimpleNamespace(eos_token_id=tokenizer.convert_tokens_to_ids(["<|end|>"]))
+    findings = check_template(tokenizer, [DIALOGUE], CHAT, stops, trained_turns=trained_turns)
+    assert [finding for finding in findings if not finding.ok] == []
+    _, labeled = label_samples(tokenizer, [DIALOGUE], CHAT, trained_turns)
+    tokens = labeled[0][1].tokens
+    ids = [i for i, owner in zip(tokens.ids, tokens.owners, strict=True) if owner >= 0]
+    replies = [turn["content"] for turn in DIALOGUE if turn["role"] == "assistant"]
+    replies = replies if trained_turns == "all" else replies[-1:]
+    assert tokenizer.decode(ids) == "".join(map(FRAMES[name][2].format, replies))
+
+
+@pytest.mark.parametrize("name", ["cohere2", "phi3", "phi3_5", "muse_glimmer"])
+def test_published_templates_of_that_form_are_right(name: str) -> None:
+    tokenizer = byte_tokenizer(template_text(name), "<|endoftext|>")
+    tokens = {
+        "cohere2": ["<|END_OF_TURN_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"],
+        "muse_glimmer": ["<|start|>", "<|message|>", "<|eot|>", "<|eom|>"],
+    }.get(name, ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"])
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    assert failed(tokenizer) <= {"generation_config"}
+    assert failed(tokenizer, trained_turns="last") <= {"generation_config"}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "check"),
+    [
+        # Words or line ends behind the reply are no form of a turn, nor is a second end.
+        ("response", "'<|/response|>'", "'<|/response|> ok?'", "labelled text"),
+        ("response", "'<|/response|>'", "'\n<|/response|>'", "labelled text"),
+        ("response", "'<|/response|>'", "'<|endoftext|>'", "labelled text"),
+        ("response", "'<|response|>'", "'<|response|>Sure: '", "labelled text"),
+        ("response", "'<|response|>'", "'<think>\n\n</think>\n\n'", "labelled text"),
+        ("eos", "'<|end|>\\n'", "'\\n'", "markers"),
+    ],
+)
+def test_other_text_around_a_reply_is_refused(name: str, old: str, new: str, check: str) -> None:
+    template = broken(old, new, FRAMES[name][0])
+    assert check in failed(framed_tokenizer(name, template))
+
+
+def test_the_next_turns_start_in_the_label_is_refused(tmp_path: Path) -> None:
+    text = FRAMES["response"][0]
+    label = marked(text)
+    label = broken(
+        "whole[prompt|length:turn|length]", "whole[prompt|length:turn|length + 9]", label
+    )
+    label = broken("done.place = turn|length", "done.place = turn|length + 9", label)
+    (tmp_path / "t.jinja").write_text(label, encoding="utf-8")
+    chat = ChatConfig(template=str(tmp_path / "t.jinja"))
+    assert failed(framed_tokenizer("response"), chat=chat) & {"labelled text", "generation_config"}

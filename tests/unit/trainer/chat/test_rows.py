@@ -51,7 +51,7 @@ def test_what_a_table_has_no_value_for_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (["no"], "expected an object with `messages`, not list"),
+        (["no"], "expected an object of fields, not an array"),
         ({"text": "no"}, "neither `messages`, nor a `prompt` with"),
         ({"prompt": turns("a")}, "neither `messages`, nor a `prompt` with"),
         ({"messages": "no"}, "messages: expected a list of messages"),

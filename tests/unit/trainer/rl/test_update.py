@@ -274,13 +274,14 @@ def test_without_a_valid_token_there_are_no_figures() -> None:
 def test_a_missing_reference_is_told() -> None:
     rollouts, advantages = batch()
     rollouts[0].ref_logprobs = None
+    model = tiny_llama(TOKENIZER)
     with pytest.raises(ValueError, match="no ref_logprobs"):
         update_policy(
             rollouts,
             advantages,
-            torch.optim.SGD([torch.zeros(1)], lr=0.1),
+            torch.optim.SGD(model.parameters(), lr=0.1),
             config(),
-            policy_model=tiny_llama(TOKENIZER),
+            policy_model=model,
             temperature=1.0,
             pad_id=0,
         )

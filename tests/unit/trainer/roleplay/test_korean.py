@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.korean.speech import levels
 
 DATA = Path(__file__).parents[3] / "data/roleplay"
+DEMO = Path(__file__).parents[4] / "demo/data/roleplay"
 AIM = 0.95
 
 
@@ -58,6 +61,105 @@ def test_speech_levels_of_labelled_sentences(name, min_count):
         assert min(precision, recall) >= AIM
     neither = [(label, level) for label, level, _ in results if label in ("ambiguous", "fragment")]
     assert all(label == level for label, level in neither)
+
+
+def _confusions(name):
+    """Return the sentences of a file by their label and the level that is read."""
+    confusions = defaultdict(list)
+    for heading, text in _labeled(name):
+        decided = {level for level in levels(text) if level in ("polite", "plain")}
+        level = decided.pop() if len(decided) == 1 else "both" if decided else "none"
+        confusions[heading.partition(" | ")[0], level].append(text)
+    return confusions
+
+
+@pytest.mark.parametrize("name", ["dialogue.txt", "dialogue_unseen.txt"])
+def test_lines_of_dialogue_are_read_at_their_level_or_at_none(name):
+    confusions = _confusions(name)
+    counts = {pair: len(texts) for pair, texts in confusions.items()}
+    print(name, counts)
+    allowed = {("polite", "polite"), ("plain", "plain"), ("none", "none")}
+    allowed |= {("polite", "none"), ("plain", "none")}
+    assert {pair: texts for pair, texts in confusions.items() if pair not in allowed} == {}
+    num_sentences = sum(counts.values())
+    assert num_sentences == 284
+    assert sum(count for (label, level), count in counts.items() if label == level) >= 280
+
+
+@pytest.mark.parametrize("file", ["train", "heldout", "final_test", "unseen_names"])
+def test_each_sentence_of_the_demo_is_read_at_the_level_of_its_row(file):
+    for line in (DEMO / f"{file}.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        quote = row["reference"].partition("\n")[2].strip('"')
+        names = (row["character_name"], row["player_name"])
+        spans = sorted({span for name in names for span in find_name(quote, name)})
+        assert set(levels(quote, spans)) == {row["speech_level"]}, quote
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("늦었네.", "plain"),
+        ("누구 없나?", "plain"),
+        ("그런가?", "plain"),
+        ("내가 그랬던가…", "plain"),
+        ("이제야 왔구먼.", "plain"),
+        ("누구 없나, 얘들아.", "plain"),
+        ("가기는 하나, 늦겠지만.", "fragment"),  # 나 connects
+        ("비가 오나…", "fragment"),  # it asks, or it connects
+        ("자네 왔나?", "ambiguous"),  # 하게체
+        ("여보게, 거기 있는가?", "ambiguous"),
+        ("친구네.", "fragment"),  # a household, or a predicate
+        ("진짜네.", "plain"),
+        ("그네.", "fragment"),
+        ("뭔가…", "fragment"),
+        ("치마.", "fragment"),
+        ("높은 이자.", "fragment"),
+        ("예쁜 가지.", "fragment"),
+        ("아는 척하지 마.", "plain"),
+        ("하지마.", "plain"),
+        ("벌써 가게?", "plain"),
+        ("이리 앉게.", "ambiguous"),
+        ("밥은 먹었고?", "plain"),
+        ("밥은 먹었고…", "fragment"),
+        ("싫으면 말든가.", "plain"),
+        ("싫으면 말든가…", "fragment"),
+        ("추우니까.", "plain"),
+        ("추우니까…", "fragment"),
+        ("고맙긴.", "plain"),
+        ("하긴.", "fragment"),
+        ("그럼!", "plain"),
+        ("그럼…", "fragment"),
+        ("어.", "plain"),
+        ("어?", "fragment"),
+        ("얼른 자.", "plain"),
+        ("자!", "fragment"),
+        ("아니여.", "fragment"),  # 아니야 in some dialects, 아니에요 in chats
+        ("앉으십시오.", "polite"),
+        ("모르겠습니다만…", "polite"),
+        ("함께 가시렵니까?", "polite"),
+        ("제가 그랬다뇨?", "polite"),
+        ("저들을 굽어살피소서.", "polite"),
+        ("벌써 왔습니더.", "polite"),
+        ("떠났습디다.", "ambiguous"),
+        ("확인했음.", "ambiguous"),
+        ("네.", "polite"),
+        ("예.", "polite"),
+        ("누구네?", "fragment"),
+    ],
+)
+def test_the_level_of_a_sentence(text, level):
+    assert levels(text) == [level]
+
+
+@pytest.mark.parametrize("text", ["그랬어유.", "좋네예.", "'다녀올게.' 그 말만 남겼어요."])
+def test_what_kiwi_splits_inside_a_word_or_a_quotation_is_one_sentence(text):
+    assert levels(text) == ["polite"]
+
+
+def test_a_word_that_kiwi_splits_has_no_level_of_its_first_half():
+    assert levels("어디 가십니꺼?") != ["plain"]
+    assert len(levels("어디 가십니꺼?")) == 1
 
 
 @pytest.mark.parametrize(("name", "min_count"), [("acting.txt", 50), ("acting_unseen.txt", 25)])
@@ -131,3 +233,20 @@ def test_any_thread_may_read_and_no_name_changes_how_another_text_is_read():
     for thread in threads:
         thread.join()
     assert results == before * 80
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Kiwi reads 데 as a place after 없는 and 재미있는, whether a space is there or not.
+        ("그럴 리가 없는데.", ["plain"]),
+        ("재미있는데!", ["plain"]),
+        ("돈이 없는데, 어쩌지.", ["plain"]),
+        ("돈이 없는데요.", ["polite"]),
+        ("사람 없는 데.", ["fragment"]),
+        ("돈이 없는데, 어쩌죠.", ["polite"]),
+        ("이보게, 어디 가나?", ["ambiguous"]),
+    ],
+)
+def test_endings_that_kiwi_takes_for_other_words(text, expected):
+    assert levels(text) == expected

@@ -160,6 +160,9 @@ def test_a_file_without_rows_is_said_to_be_so(tmp_path):
         ({"user": "a", "assistant": "b"}, ["--max-prompt-length", "9"], "--model"),
         ({"assistant": "b"}, [], "all 1 turns were dropped: not_after_user 1"),
         ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "none can be held out"),
+        ({"user": "a", "assistant": "b<|im_end|>"}, [], "in.jsonl line 1: turn 2 (assistant): has"),
+        ({"user": "{{user}}", "assistant": "b"}, [], "line 1: turn 1 (user): has the placeholder"),
+        ({"user": "</s>", "assistant": "b"}, ["--model", POLICY], "has the control token '</s>'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, row, extra, message):
@@ -168,3 +171,19 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, row, extra, message):
     result = CliRunner().invoke(app, [*command, *extra])
     assert (result.exit_code, message in result.output) == (2, True), result.output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("model", [[], ["--model", POLICY]])
+def test_control_tokens_are_written_as_text_on_demand(tmp_path, model):
+    row = {"system": "You are {{char}}.", "user": "a</s>b", "assistant": "c"}
+    source = write(tmp_path / "in.jsonl", row)
+    out = tmp_path / "out"
+    command = ["roleplay", "prepare", source, "--out", str(out), "--eval-ratio", "0", *model]
+    options = ["--control-tokens", "neutralize", "--placeholders", "keep"]
+    result = CliRunner().invoke(app, [*command, *options])
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 rows have control tokens" in result.stderr
+    (turn,) = load_turns(str(out / "train.jsonl"), RoleplayData())
+    assert turn.user_turn == "a< /s>b" and turn.prompt[0]["content"] == row["system"]
+    settings = json.loads((out / "manifest.json").read_text())
+    assert (settings["control_tokens"], settings["placeholders"]) == ("neutralize", "keep")

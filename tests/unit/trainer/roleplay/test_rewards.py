@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from scorekit.client.embeddings import EmbeddingModel
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
+from tests.kits.examples import examples
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration
 from trainer.roleplay.reward_config import RewardConfig
@@ -154,7 +155,7 @@ _FRAGMENTS = st.sampled_from('"“”＂「」\n\u2028\0.요이 \u200b😀\u1100
 _TEXT = st.one_of(st.text(max_size=60), st.lists(_FRAGMENTS, max_size=14).map("".join))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50))
 @given(st.lists(_TEXT, min_size=1, max_size=4), st.randoms())
 def test_any_text_has_numbers_that_do_not_depend_on_its_batch(texts, chance):
     columns = _all(texts)
@@ -169,7 +170,7 @@ def test_any_text_has_numbers_that_do_not_depend_on_its_batch(texts, chance):
     assert alone == [values[0] for values in columns]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(_TEXT, _TEXT)
 def test_overlap_is_a_share(user, completion):
     assert 0 <= _ngram_overlap_ratio(user, completion) <= 1

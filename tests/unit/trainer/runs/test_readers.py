@@ -16,6 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from scorekit.errors import UserError
+from trainer.runs.readers import _dataset_rows
 from trainer.translation.data import load_examples
 
 ROWS = [
@@ -195,7 +196,7 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"src_text": "x", "src_lang": "en", "tgt_lang": "ko"}, 5]',
-            "a.json entry 2: expected an object of fields",
+            "a.json, entry 2: not a JSON object",
         ),
         ("a.jsonl.gz", "plain", "a.jsonl.gz, line 1: not JSON"),
         (
@@ -214,7 +215,7 @@ def test_a_fault_names_file_and_row(tmp_path: Path, name: str, content: str, mes
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as error:
         load_examples(tmp_path / name)
-    assert message in str(error.value)
+    assert message in "\n".join([str(error.value), *error.value.lines])
 
 
 def test_a_compressed_file_that_is_cut(tmp_path: Path) -> None:
@@ -230,3 +231,11 @@ def test_csv_is_what_python_writes(expected: Any, tmp_path: Path) -> None:
         writer.writeheader()
         writer.writerows(ROWS)
     assert load_examples(tmp_path / "a.csv") == expected
+
+
+def test_a_dataset_that_datasets_cannot_build_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/train.jsonl").write_text("no JSON\n")
+    with pytest.raises(UserError, match="neither a file, a folder nor a dataset"):
+        list(_dataset_rows(str(tmp_path / "d"), None, None, on_disk=False))

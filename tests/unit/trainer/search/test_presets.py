@@ -9,11 +9,13 @@ import pytest
 
 from scorekit.config import load_config
 from tests.kits.real_tokenizers import real_tokenizer
+from tests.kits.trainer.searching.finished import complete_turn, episode, search_turn
 from trainer.chat.config import ChatConfig
 from trainer.chat.render import render
 from trainer.rl.forward import micro_batches
 from trainer.search.config import SearchConfig
-from trainer.search.records import Question
+from trainer.search.records import GeneratedAnswer, JudgedAnswer, Question, Trajectory, Turn
+from trainer.search.reward.compute import with_reward
 from trainer.search.rollout.prompt import opening, template_messages
 
 CONFIGS = Path(__file__).parents[4] / "configs/search"
@@ -125,3 +127,46 @@ def test_an_epoch_is_as_many_updates_as_its_questions_fill() -> None:
 
 def test_an_epoch_of_phase_2_over_bucket_a_is_the_step_that_round_1_starts_from() -> None:
     assert preset("phase2").rl.over(1560).num_updates == 48  # the table's global_step_48
+
+
+def rows_of_forced_ends() -> list[list[str]]:
+    """Return the rows of the page's table that compares rewards with the published formula."""
+    page = (CONFIGS.parents[1] / "docs/how-to/train-search.md").read_text(encoding="utf-8")
+    table = page.split("| preset | how the episode ended |")[1].split("\n\n")[0]
+    return [
+        [cell.strip(" `*") for cell in line.strip("|").split("|")]
+        for line in table.splitlines()[2:]
+    ]
+
+
+def finished(end: str, score: str) -> Trajectory:
+    """Return an episode that ended so and has this NDCG or judge's score."""
+    kind, value = score.split()
+    turns = [search_turn(1, "deck_1"), search_turn(2, "deck_2")]
+    if "own end" in end:
+        turns.append(complete_turn(3))
+    if "malformed" in end:
+        turns[0] = Turn(number=1, text="hello", action="invalid", reason="no_think")
+    sample = episode(turns=turns, end="forced" if "forced" in end else "complete")
+    sample.answer = GeneratedAnswer(status="ok", text="42")
+    judge_score = float(value) if kind == "judge" else 0.0
+    sample.judged = JudgedAnswer(status="ok", score=judge_score, reason="")
+    return sample
+
+
+@pytest.mark.parametrize("row", rows_of_forced_ends(), ids=" ".join)
+def test_the_page_says_what_a_forced_end_earns(row: list[str], monkeypatch: Any) -> None:
+    """Compute each number of the table with the presets' own rewards, ours and the published."""
+    name, end, score, published, local = row
+    kind, value = score.split()
+    if kind == "NDCG":
+        monkeypatch.setattr("trainer.search.reward.compute.ndcg", lambda *_: float(value))
+    names = [name] if name == "phase1" else ["focused_r1", "focused_r2", "focused_r3"]
+    assert name in ("phase1", "focused_")  # its star is stripped with the bold numbers
+    for preset_name in names:
+        settings = preset(preset_name).reward
+        for expected, forced_completion in ((published, "score"), (local, None)):
+            changes = {"forced_completion": forced_completion} if forced_completion else {}
+            reward = with_reward(finished(end, score), settings.model_copy(update=changes)).reward
+            assert reward is not None and reward.value is not None
+            assert f"{reward.value:.2f}" == expected

@@ -250,3 +250,46 @@ def test_every_task_has_every_verb() -> None:
             expected_names = list(inspect.signature(getattr(Commands, command)).parameters)[1:]
             assert list(task_parameters) == expected_names, command
         assert commands.Config().task == task
+
+
+@pytest.mark.parametrize("command", ["check", "train", "evaluate", "sft"])
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("my.yaml", "my.yaml: no_such_key: Extra inputs are not permitted"),
+        ("./my.yaml", "my.yaml: no_such_key: Extra inputs are not permitted"),
+        ("mine/my.yaml", "mine/my.yaml: no_such_key: Extra inputs are not permitted"),
+        ("marked.yaml", "marked.yaml: no_such_key: Extra inputs are not permitted"),
+        ("wide.yaml", "wide.yaml: not YAML: not UTF-8 text. Save the file as UTF-8"),
+        ("missing.yaml", "missing.yaml: cannot be read: No such file or directory"),
+        ("~/my.yaml", "~/my.yaml: cannot be read: No such file or directory"),
+        ("~", "~: cannot be read: No such file or directory"),
+        ("mine", "mine: cannot be read: Is a directory"),
+        (".", ".: cannot be read: Is a directory"),
+        ("..", "..: cannot be read: Is a directory"),
+        ("/", "/: cannot be read: Is a directory"),
+        ("", ".: cannot be read: Is a directory"),
+    ],
+)
+def test_a_config_of_any_path_is_read_or_refused_in_a_line(
+    command: str,
+    config: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for path, text in {
+        "my.yaml": "no_such_key: 1\n",
+        "mine/my.yaml": "no_such_key: 1\r\n",
+        "marked.yaml": "\ufeffno_such_key: 1\r\n",
+    }.items():
+        (tmp_path / path).write_text(text, encoding="utf-8", newline="")
+    (tmp_path / "wide.yaml").write_text("no_such_key: 1\n", encoding="utf-16")
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [command, "--config", config])
+    assert done.exit_code == 2, done.exception
+    assert isinstance(done.exception, SystemExit)
+    assert done.output.startswith(f"error: {message}")
+    assert done.output.count("\n") == 1

@@ -124,11 +124,26 @@ def test_a_column_map(tmp_path: Path) -> None:
 def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
         load_examples(write(tmp_path / "a.jsonl", ROW, row))
-    assert message in str(error.value)
+    assert "a.jsonl: 1 of 2 rows cannot be used:" in str(error.value)
+    assert message in error.value.lines[0]
+
+
+def test_all_bad_rows_are_listed_the_first_twenty_by_name(tmp_path: Path) -> None:
+    rows = [ROW, *({"id": k, "src_text": ""} for k in range(30))]
+    path = write(tmp_path / "a.jsonl", *rows)
+    path.write_text(path.read_text() + "\n{no JSON\n")
+    with pytest.raises(UserError, match="31 of 32 rows cannot be used") as error:
+        load_examples(path)
+    assert len(error.value.lines) == 21
+    assert error.value.lines[-1] == "and 11 more"
+    with pytest.raises(UserError, match="1 of 2 rows cannot be used") as error:
+        path.write_text(path.read_text().splitlines()[0] + "\n{no JSON\n")
+        load_examples(path)
+    assert "a.jsonl, line 2: not JSON" in error.value.lines[0]
 
 
 def test_bad_sources(tmp_path: Path) -> None:
-    (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe")
+    (tmp_path / "latin.jsonl").write_bytes(b"\xe4\xff")
     (tmp_path / "bad.parquet").write_bytes(b"PAR0")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "folder").mkdir()
@@ -142,8 +157,9 @@ def test_bad_sources(tmp_path: Path) -> None:
         (str(tmp_path / "folder"), None, "name the split"),
         (str(tmp_path / "folder"), "dev", "has no dev.jsonl"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError) as error:
             load_examples(source, split=split)
+        assert message in "\n".join([str(error.value), *error.value.lines])
     with pytest.raises(UserError, match="unknown field 'source'"):
         load_examples(tmp_path / "empty.jsonl", columns={"source": "x"})
 
@@ -180,3 +196,24 @@ def test_rows_that_are_held_out_and_learned_from_are_told_by_their_content() -> 
     assert message.startswith("data.eval: 1 of 3 rows are also in data.train (the same source")
     assert "first 9)" in message
     assert in_both("data.eval", train, held_out[1:]) == ""
+
+
+def test_an_example_needs_no_more_than_its_four_required_fields() -> None:
+    bare = Example(7, "Open it.", "English", "Korean")  # type: ignore[arg-type]
+    assert bare == Example("7", "Open it.", "English", "Korean", "en-US", "ko-KR", None)
+    unknown = Example("8", "Open it.", "English", "Klingon of Mars", src_lang_code="en-GB")
+    assert (unknown.src_lang_code, unknown.tgt_lang_code) == ("en-GB", "Klingon of Mars")
+    prompt = format_translation_prompt(bare)
+    assert prompt.startswith("You are a professional English (en-US) to Korean (ko-KR) translator.")
+
+
+def test_a_bare_example_is_what_the_same_row_of_a_file_gives(tmp_path: Path) -> None:
+    for src_lang, tgt_lang in (("English", "Korean"), ("German", "Nahuatl?"), ("ENGLISH", "Thai")):
+        row = {"id": 3, "src_text": "Open it.", "src_lang": src_lang, "tgt_lang": tgt_lang}
+        assert load_examples(write(tmp_path / "a.jsonl", row)) == [Example(**row)]
+
+
+@pytest.mark.parametrize("name", ["src_text", "src_lang", "tgt_lang"])
+def test_an_example_without_a_text_is_refused_in_one_line(name: str) -> None:
+    with pytest.raises(UserError, match=f"^Example 'a': {name}: a text is required$"):
+        Example(**{**ROW, name: None})

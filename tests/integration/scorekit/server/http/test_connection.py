@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scorekit.processes import end_with_parent
 from scorekit.server.fake import FakeBackend
 from testing.servers import JSON, Held, free_port, running_service, wait_ready, wait_until
+from tests.kits import forked
 
 ROOT = Path(__file__).parents[5]
 BODY = json.dumps({"samples": [{"src": "Hello.", "mt": "안녕하세요."}]}).encode()
@@ -137,11 +137,10 @@ def test_closed_connections_are_forgotten():
 
 def test_six_hundred_half_open_requests_do_not_hide_health_where_files_are_few():
     port = free_port()
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-c", LITTLE_ROOM, "--port", str(port), "--cache", "memory"],
         cwd=ROOT,
         stderr=subprocess.DEVNULL,
-        preexec_fn=end_with_parent(),
     )
     url = f"http://127.0.0.1:{port}"
     try:

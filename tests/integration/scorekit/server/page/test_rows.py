@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scorekit.rowfile import RowFile
+from scorekit.rows.read import RowFile
 from tests.kits.browser.live import GATE
+from tests.kits.examples import examples
 
 #: One tab for many examples.
 many = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufeff"), max_size=12)
 awkward = st.lists(

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import server_config
+from scorekit.server.http.run import service_config
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from testing.servers import Held, free_port, running_app, running_service, wait_ready, wait_until
 
@@ -162,7 +162,7 @@ def test_a_service_that_is_gone_is_said_to_be_gone(tab):
 
     def app():
         service_app = create_app(FakeBackend("xcomet"), settings)
-        return running_app(service_app, server_config(service_app, settings), port)
+        return running_app(service_app, service_config(service_app, settings), port)
 
     with app() as url:
         wait_ready(url)
@@ -186,7 +186,7 @@ def test_a_service_that_loads_is_waited_for(tab):
     backend, settings = Loading("xcomet"), ServiceSettings(cache="memory")
     backend.hold()
     app = create_app(backend, settings)
-    with running_app(app, server_config(app, settings), loaded=False) as url:
+    with running_app(app, service_config(app, settings), loaded=False) as url:
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=CLOCK)
         tab.open(url)
         tab.wait(

@@ -17,6 +17,7 @@ from scorekit.server.queue.tokenizer import BoundedTokenizer, slices, splits_at_
 from services.metricx.model import MetricXBackend
 from services.metricx.tokenizer import load_tokenizer
 from testing.checkpoints.xcomet import loaded
+from tests.kits.examples import examples
 from tests.kits.real_tokenizers import real_tokenizer
 
 ROOT = Path(__file__).parents[5]
@@ -100,7 +101,7 @@ texts_of_nasty = st.lists(st.sampled_from(NASTY), max_size=60).map("".join)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40))
 @given(texts=st.lists(texts_of_nasty, min_size=1, max_size=4), max_tokens=st.integers(1, 40))
 def test_what_is_read_has_the_ids_of_the_whole_text(name, texts, max_tokens):
     """Check every limit, however small."""
@@ -165,7 +166,7 @@ MANY_IDS = ["a", " ", "집", "龘", "龘龘", "🜁", "é", "㍿", "the ", "👩
 
 
 @pytest.mark.parametrize("name", ["metricx", "xcomet"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50))
 @given(
     text=st.lists(st.sampled_from(MANY_IDS), min_size=20, max_size=60).map("".join),
     max_tokens=st.integers(1, 60),

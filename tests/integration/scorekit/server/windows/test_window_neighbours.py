@@ -15,6 +15,7 @@ from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.local import LocalScorer
 from scorekit.server.windows.backend import with_windows
+from tests.kits.examples import examples
 
 
 class Seeing(FakeBackend):
@@ -55,7 +56,7 @@ def _numbers(text):
     return [int(match) for match in re.findall(r"\d+", text)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(15))
 @given(st.integers(6, 60), st.integers(16, 70))
 def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, limit):
     """Check windows: a sentence and its translation are six words, each window adds one."""

@@ -13,7 +13,7 @@ from scorekit.__main__ import app
 from scorekit.adapters.openrlhf import RewardServer
 from scorekit.adapters.rewards import reward_settings
 from scorekit.adapters.trl import reward_function
-from scorekit.adapters.verl import compute_score
+from scorekit.adapters.verl import RunEnds, compute_score
 from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.scorers import SampleForScoring, ScoringConfig
@@ -160,7 +160,7 @@ def test_adapters_ask_a_judge_nothing_that_could_only_fail(url, upstream, settin
 
 
 def test_rules_have_no_points_to_give():
-    with running_judge() as url, pytest.raises(UserError, match="task 'mqm': this judge has"):
+    with running_judge() as url, pytest.raises(RunEnds, match="task 'mqm': this judge has"):
         _verl_score({"src": "a"}, url=url, **LANGUAGES)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import random
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +61,26 @@ def start_all(
     return [asyncio.create_task(sampler.complete(p, cfg, with_logprobs=True)) for p in prompts]
 
 
+ONLY_LIKELY = {"top_k": 20, "top_p": 0.9}
+ARRIVALS = ("at once", "the last first", "at random")
+#: Batch size and arrivals: all pairs in the slow tests, of which these have each size and arrival.
+SOME = ((1, "at random"), (3, "the last first"), (8, "at once"))
+EACH = tuple((size, arrival) for size in (1, 3, 8) for arrival in ARRIVALS)
+
+
 @KINDS
-@pytest.mark.parametrize("cuts", [{}, {"top_k": 20, "top_p": 0.9}])
+@pytest.mark.parametrize(
+    ("cuts", "ways"),
+    [
+        pytest.param({}, SOME, id="all"),
+        pytest.param(ONLY_LIKELY, [(3, "at random")], id="likely"),
+        pytest.param({}, EACH, marks=pytest.mark.slow, id="all, each way"),
+        pytest.param(ONLY_LIKELY, EACH, marks=pytest.mark.slow, id="likely, each way"),
+    ],
+)
 @float64()
 def test_neither_arrival_nor_batch_size_changes_a_completion(
-    kind: str, cuts: dict[str, Any]
+    kind: str, cuts: dict[str, Any], ways: Sequence[tuple[int, str]]
 ) -> None:
     sampler, prompts = seeded_sampler(kind), seeded_prompts(kind)
     expected = sampler.complete_batch(
@@ -77,13 +93,16 @@ def test_neither_arrival_nor_batch_size_changes_a_completion(
     assert {(True, False), (False, True)} <= ends  # by length and by a stop id
     assert max(len(prompt.ids) for prompt in prompts) > 2 * SLIDING_WINDOW
     numbers = random.Random(2)
-    for batch_size in (1, 3, 8):
+    for batch_size, arrival in ways:
         cfg = SamplingConfig(batch_size=batch_size, **cuts)
-        shuffled = [numbers.randrange(40) for _ in prompts]
-        for delays in ([0] * len(prompts), [*range(len(prompts))][::-1], shuffled):
-            completions = asyncio.run(complete_all(sampler, prompts, cfg, delays=delays))
-            assert ids(completions) == ids(expected)
-            assert values(completions) == pytest.approx(values(expected), rel=0, abs=CLOSE)
+        delays = {
+            "at once": [0] * len(prompts),
+            "the last first": [*range(len(prompts))][::-1],
+            "at random": [numbers.randrange(40) for _ in prompts],
+        }[arrival]
+        completions = asyncio.run(complete_all(sampler, prompts, cfg, delays=delays))
+        assert ids(completions) == ids(expected)
+        assert values(completions) == pytest.approx(values(expected), rel=0, abs=CLOSE)
     alone = [sampler.complete_batch([p], cfg, with_logprobs=True)[0] for p in prompts]
     assert ids(alone) == ids(expected)
 

@@ -12,7 +12,8 @@ from fastapi.responses import JSONResponse
 from testing.servers import running_app
 from trainer.rl.engines.vllm_http import VLLMServer
 
-LABELED = {"choices": [{"token_ids": [5], "weight_versions": [["1", 1]]}]}
+CHOICE = {"token_ids": [5], "finish_reason": "length"}
+LABELED = {"choices": [CHOICE | {"weight_versions": [["1", 1]]}]}
 
 
 def labels_tokens(status: int, answer: dict[str, Any]) -> bool:
@@ -38,4 +39,4 @@ def test_only_a_server_without_the_route_cannot_pause(status: int, labels: bool)
 
 
 def test_a_server_whose_answer_names_no_weights_labels_no_tokens() -> None:
-    assert labels_tokens(200, {"choices": [{"token_ids": [5]}]}) is False
+    assert labels_tokens(200, {"choices": [CHOICE]}) is False

@@ -14,33 +14,24 @@ import pytest
 
 from scorekit.errors import UserError
 from testing.servers import free_port, running_app, wait_until
-from tests.kits.trainer.runs import letter_tokenizer, save_policy
 from tests.kits.trainer.vllm_servers import (
     GEN_CFG,
     MODES,
+    NO_FAULTS,
     ServedRun,
     make_stubs,
     seeded,
     serving,
 )
-from tests.kits.vllm_stub import KEY, NAME, VLLMStub
+from tests.kits.trainer.vllm_servers import key as key
+from tests.kits.trainer.vllm_servers import policy as policy
+from tests.kits.vllm_stub import NAME, VLLMStub
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines import vllm_sync
 from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    return save_policy(folder, letter_tokenizer(), initializer_range=0.5)
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", KEY)
 
 
 async def complete(run: ServedRun, prompt: SeededPrompt) -> SampledCompletion:
@@ -137,7 +128,7 @@ def test_turns_of_an_episode_stay_on_one_server_and_episodes_are_spread(
                 servers.setdefault(tuple(ids[:4]), set()).add(index)
         assert len(servers) == 12 and all(len(used) == 1 for used in servers.values())
         assert sorted(len(prompts_of(stub)) for stub in stubs) == [12, 12, 12]
-        assert run.sampler.stats() == {"sampler_servers": 3, "sampler_moved": 0}
+        assert run.sampler.stats() == {"sampler_servers": 3, "sampler_moved": 0} | NO_FAULTS
 
 
 def test_many_prompts_are_spread_over_all_servers_within_their_concurrency(
@@ -183,7 +174,7 @@ def test_turns_of_a_dead_server_go_to_the_others_and_it_returns_with_the_weights
         for prompt, completion in (pair for pairs in results[0] for pair in pairs):
             run.check(prompt, completion)
         assert f"{run.urls[0]} is left out: the connection broke" in caplog.text
-        assert run.sampler.stats() == {"sampler_servers": 1, "sampler_moved": 3}
+        assert run.sampler.stats() == {"sampler_servers": 1, "sampler_moved": 3} | NO_FAULTS
         run.update()
         stubs[0].restart()
         wait_until(lambda: len(run.sampler._pool.up) == 2)
@@ -302,16 +293,25 @@ def test_what_a_server_refuses_is_told_at_once(policy: Path, tmp_path: Path) -> 
     with serving(make_stubs(policy, "adapters"), policy, tmp_path, "adapters") as run:
         with pytest.raises(UserError, match="maximum context length is 64"):
             asyncio.run(complete(run, seeded([3] * 60, 1)))
-        assert run.sampler.stats() == {"sampler_servers": 2, "sampler_moved": 0}
+        assert run.sampler.stats() == {"sampler_servers": 2, "sampler_moved": 0} | NO_FAULTS
 
 
 # -- everything at random moments ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["adapters", "labels"])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
+@pytest.mark.parametrize(
+    ("seed", "count", "turns"),
+    [(0, 9, 3), *(pytest.param(n, 15, 5, marks=pytest.mark.slow) for n in range(4))],
+)
 def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion(
-    policy: Path, tmp_path: Path, mode: str, seed: int, caplog: pytest.LogCaptureFixture
+    policy: Path,
+    tmp_path: Path,
+    mode: str,
+    seed: int,
+    count: int,
+    turns: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Kill and restart servers, and change the weights, while episodes run.
 
@@ -326,7 +326,7 @@ def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion
 
         async def episodes() -> list[Any]:
             try:
-                return await asyncio.gather(*(episode(run, n, turns=5) for n in range(15)))
+                return await asyncio.gather(*(episode(run, n, turns) for n in range(count)))
             finally:
                 done.set()
 
@@ -339,14 +339,14 @@ def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion
                     stub.kill()
                 if rng.random() < 0.3:
                     run.update()
-                done.wait(rng.random() * 0.2)
+                done.wait(rng.random() * 0.04 * turns)
 
         thread, results = in_thread(episodes())
         at_random()
         thread.join()
         (pairs_of_episodes,) = results
         pairs = [pair for pairs in pairs_of_episodes for pair in pairs]
-        assert len(pairs) == 15 * 5
+        assert len(pairs) == count * turns
         for prompt, completion in pairs:
             run.check(prompt, completion)
         seeds = [prompt.seed for prompt, _ in pairs]
@@ -357,4 +357,5 @@ def test_servers_die_at_random_moments_and_every_turn_has_exactly_one_completion
             for body in stub.bodies
         }
         assert set(seeds) <= sent_seeds
-        assert "is left out" in caplog.text
+        # A server that is back before anything is sent to it is missed by its weights alone.
+        assert "is left out" in caplog.text or "has lost the policy" in caplog.text

@@ -13,24 +13,22 @@ import pytest
 
 from scorekit.errors import UserError
 from testing.servers import PATIENCE_S, wait_until
-from tests.kits.trainer.runs import letter_tokenizer, save_policy
-from tests.kits.trainer.vllm_servers import GEN_CFG, MODES, ServedRun, make_stubs, seeded, serving
-from tests.kits.vllm_stub import KEY, VLLMStub
+from tests.kits.trainer.vllm_servers import (
+    GEN_CFG,
+    MODES,
+    NO_FAULTS,
+    ServedRun,
+    make_stubs,
+    seeded,
+    serving,
+)
+from tests.kits.trainer.vllm_servers import key as key
+from tests.kits.trainer.vllm_servers import policy as policy
+from tests.kits.vllm_stub import VLLMStub
 from trainer.rl.engines import vllm_sync
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 EACH_MODE = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    return save_policy(folder, letter_tokenizer(), initializer_range=0.5)
-
-
-@pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_API_KEY", KEY)
 
 
 def prompt_of(run: ServedRun) -> SeededPrompt:
@@ -193,8 +191,8 @@ def test_weights_that_no_server_takes_are_an_error_in_time(
             run.update()
         for stub in stubs:
             stub.refuses_weights = 503
-        run.sampler.cfg = run.sampler.cfg.model_copy(update={"timeout_s": 3.0})
-        with pytest.raises(UserError, match="timeout_s = 3 seconds"):
+        run.sampler.cfg = run.sampler.cfg.model_copy(update={"timeout_s": 1.0})
+        with pytest.raises(UserError, match="timeout_s = 1 second"):
             run.update()
 
 
@@ -218,9 +216,10 @@ def test_a_server_that_is_slow_to_take_weights_is_left_out(
         assert not stubs[0].is_paused and stubs[0].version == stubs[1].version
 
 
+@pytest.mark.parametrize("times", [2, pytest.param(5, marks=pytest.mark.slow)])
 @EACH_MODE
 def test_weights_change_all_the_time_while_episodes_run(
-    policy: Path, tmp_path: Path, mode: str
+    policy: Path, tmp_path: Path, mode: str, times: int
 ) -> None:
     stubs = make_stubs(policy, mode)
     done = threading.Event()
@@ -229,7 +228,7 @@ def test_weights_change_all_the_time_while_episodes_run(
 
         async def work() -> list[SampledCompletion]:
             return await asyncio.gather(
-                *(run.sampler.complete(p, GEN_CFG, with_logprobs=True) for p in prompts * 5)
+                *(run.sampler.complete(p, GEN_CFG, with_logprobs=True) for p in prompts * times)
             )
 
         completions: list[SampledCompletion] = []
@@ -244,10 +243,10 @@ def test_weights_change_all_the_time_while_episodes_run(
         while not done.is_set():
             run.update()
         thread.join()
-        assert len(completions) == 100
-        for prompt, completion in zip(prompts * 5, completions, strict=True):
+        assert len(completions) == 20 * times
+        for prompt, completion in zip(prompts * times, completions, strict=True):
             run.check(prompt, completion)
         assert len({v for c in completions for v in c.versions or ()}) > 1
-        assert run.sampler.stats() == {"sampler_servers": 2, "sampler_moved": 0}
+        assert run.sampler.stats() == {"sampler_servers": 2, "sampler_moved": 0} | NO_FAULTS
     assert not any(stub.adapters for stub in stubs)
     assert not list((tmp_path / "sync").iterdir())

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GPT2Config,
+    Zamba2Config,
+)
 
 from scorekit.errors import UserError
 from tests.kits.float64 import CLOSE, doubled, float64
+from tests.kits.trainer.images import tiny
 from tests.kits.trainer.runs import example, letter_tokenizer, rollout, save_policy
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.forward import completion_logprobs
+from trainer.rl.policy import loading
+from trainer.rl.policy.adapters import check_adapters
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.reference import Reference
 from trainer.rl.policy.wrappers import unwrap_peft
@@ -145,6 +155,75 @@ def test_target_modules_name_the_layers_that_learn(path: Path) -> None:
     assert names and all(".q_proj." in name for name in names)
     with pytest.raises(UserError, match=r"policy\.lora\.target_modules: .*no_such"):
         load(path, lora=LORA | {"target_modules": ["no_such"]})
+
+
+@pytest.mark.parametrize(
+    ("targets", "named", "other"),
+    [
+        (["q_proj", "lm_head"], "lm_head", "model.embed_tokens"),
+        (["embed_tokens"], "model.embed_tokens", "lm_head"),
+        (["model.embed_tokens", "q_proj"], "model.embed_tokens", "lm_head"),
+        (r".*_head", "lm_head", "model.embed_tokens"),
+        (r"model\.(embed_tokens|layers\.0\.mlp\.up_proj)", "model.embed_tokens", "lm_head"),
+    ],
+)
+def test_adapters_of_tied_weights_are_refused_before_any_are_loaded(
+    path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any, named: str, other: str
+) -> None:
+    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    message = rf"target_modules: {named} has the same weight as {other} \(tied\)"
+    with pytest.raises(UserError, match=message):
+        load(path, lora=LORA | {"target_modules": targets})
+
+
+def tied_models() -> dict[str, tuple[Any, str]]:
+    """Return the configs of models that tie weights in other ways, and a layer of each."""
+    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "eos_token_id": 1}
+    heads = sizes | {"num_attention_heads": 2, "num_key_value_heads": 1, "bos_token_id": None}
+    gpt2 = GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20, eos_token_id=1)
+    vision: Any = tiny("qwen2_5_vl").config
+    vision.tie_word_embeddings = True
+    zamba = Zamba2Config(
+        **sizes | {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4},
+        layer_types=["mamba", "hybrid"] * 2,
+        num_mem_blocks=1,
+        n_mamba_heads=4,
+        mamba_ngroups=1,
+        intermediate_size=16,
+    )
+    return {
+        "no key in config.json": (Gemma3TextConfig(**heads, head_dim=8), "embed_tokens"),
+        "another name": (gpt2, "wte"),
+        "nested": (vision, "lm_head"),
+        "blocks that layers share": (zamba, "q_proj"),
+    }
+
+
+@pytest.mark.parametrize("name", tied_models())
+def test_every_way_to_share_a_weight_is_noticed(tmp_path: Path, name: str) -> None:
+    config, layer = tied_models()[name]
+    config.save_pretrained(tmp_path)
+    if name == "no key in config.json":
+        written = json.loads((tmp_path / "config.json").read_text())
+        written.pop("tie_word_embeddings")
+        (tmp_path / "config.json").write_text(json.dumps(written))
+    cfg = PolicyConfig(path=str(tmp_path), lora=LORA | {"target_modules": [layer]})
+    with pytest.raises(UserError, match=rf"{layer} has the same weight as .* \(tied\)"):
+        check_adapters(cfg)
+
+
+def test_adapters_of_embeddings_that_are_not_tied_learn(path: Path, tmp_path: Path) -> None:
+    network: Any = load(path)[0]
+    network.config.tie_word_embeddings = False
+    network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())
+    network.all_tied_weights_keys = {}
+    network.save_pretrained(tmp_path)
+    letter_tokenizer().save_pretrained(tmp_path)
+    targets = {"target_modules": ["lm_head", "embed_tokens"]}
+    model, cfg = load(tmp_path, lora=LORA | targets)
+    assert len(model.base_model.targeted_module_names) == 2  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="TRL, which trains this task, does not train an adapter"):
+        check_adapters(cfg, trl=True)
 
 
 @pytest.mark.parametrize("keys", [{}, {"lora": LORA}])

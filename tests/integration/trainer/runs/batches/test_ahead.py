@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from testing.servers import running_app, wait_until
-from tests.kits.trainer import forked_trainer
-from tests.kits.trainer.forked_trainer import Command
+from tests.kits import forked
+from tests.kits.forked import Command
 from tests.kits.trainer.toy_runs import (
     ENVIRONMENT,
     UPDATES,
@@ -31,6 +31,7 @@ from tests.kits.trainer.toy_runs import (
 )
 from tests.kits.vllm_stub import KEY, VLLMStub
 
+SERVED_UPDATES = 8
 STALE = ("--set", "rl.max_staleness=2")
 
 
@@ -143,13 +144,14 @@ def served(config: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
             "generation.engine=vllm",
             f"generation.vllm.url={first},{second}",
             "generation.vllm.timeout_s=60",
+            "generation.max_new_tokens=6",
             "rl.max_staleness=2",
-            "rl.num_updates=12",
+            f"rl.num_updates={SERVED_UPDATES}",
         )
         yield Served(settings, stubs)
 
 
-def check_complete(run: Path, updates: int = 12) -> None:
+def check_complete(run: Path, updates: int = SERVED_UPDATES) -> None:
     """Check that each update has learned from all its samples, none too old."""
     lines = read(run / "log.jsonl")
     assert [line["update"] for line in lines] == list(range(1, updates + 1))
@@ -165,9 +167,9 @@ def test_a_sampler_that_is_killed_costs_no_sample_and_comes_back(config, served,
     killed, other = served.stubs
 
     def kill_and_restart() -> None:
-        wait_until(lambda: count(tmp_path / "log.jsonl") >= 2)
+        wait_until(lambda: count(tmp_path / "log.jsonl") >= 1)
         killed.kill()
-        wait_until(lambda: count(tmp_path / "log.jsonl") >= 6)
+        wait_until(lambda: count(tmp_path / "log.jsonl") >= 5)
         killed.restart()
 
     thread = threading.Thread(target=kill_and_restart)
@@ -184,7 +186,7 @@ def test_a_sampler_that_is_killed_costs_no_sample_and_comes_back(config, served,
 
 def test_processes_learn_while_the_servers_generate(config, served, tmp_path):
     flags = [part for setting in served.flags for part in ("--set", setting)]
-    result = forked_trainer.completed(
+    result = forked.completed(
         *("trainer", "train", "--config", str(config), "--set", f"misc.run_dir={tmp_path}", *flags),
         environment=ENVIRONMENT | {"VLLM_API_KEY": KEY},
         ranks=2,
@@ -204,7 +206,7 @@ def test_a_run_that_ends_while_servers_generate_goes_on(config, served, tmp_path
         return Command("trainer", *arguments, "--resume", environment=environment)
 
     command = begin()
-    wait_for(command, lambda: count(tmp_path / "log.jsonl") >= 3)
+    wait_for(command, lambda: count(tmp_path / "log.jsonl") >= 2)
     command.send_signal(number)
     _, errors = command.communicate(timeout=60)
     expected = 128 + number if number == signal.SIGTERM else -number

@@ -19,13 +19,19 @@ from trainer.sft.config import SftConfig
 CPU = torch.device("cpu")
 
 
-def grpo_arguments(options: dict[str, Any], folder: Path, **misc: Any) -> Any:
+def grpo_arguments(
+    options: dict[str, Any], folder: Path, policy: dict[str, Any] | None = None, **misc: Any
+) -> Any:
     values = {"grpo": {"options": options, "max_steps": 8}, "misc": {"run_dir": str(folder)} | misc}
+    values["policy"] = policy or {}
     return roleplay.grpo_arguments(RoleplayConfig.model_validate(values), CPU, [1.0], 64)
 
 
-def sft_arguments(options: dict[str, Any], folder: Path, **misc: Any) -> Any:
+def sft_arguments(
+    options: dict[str, Any], folder: Path, policy: dict[str, Any] | None = None, **misc: Any
+) -> Any:
     values = {"sft": {"options": options, "max_steps": 8}, "misc": {"run_dir": str(folder)} | misc}
+    values["policy"] = policy or {}
     return sft.sft_arguments(SftConfig.model_validate(values), CPU)
 
 
@@ -72,6 +78,16 @@ def test_any_other_option_of_trl_reaches_it(arguments: Any, tmp_path: Path):
         7,
         8,
     )
+
+
+@pytest.mark.parametrize("arguments", [grpo_arguments, sft_arguments])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_layers_are_recomputed_if_the_policy_says_so_and_nothing_is_deprecated(
+    arguments: Any, is_on: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+):
+    trl_args = arguments({}, tmp_path, policy={"gradient_checkpointing": is_on})
+    assert trl_args.gradient_checkpointing is is_on
+    assert [str(w.message) for w in recwarn if issubclass(w.category, FutureWarning)] == []
 
 
 @pytest.mark.parametrize("arguments", [grpo_arguments, sft_arguments])

@@ -111,6 +111,13 @@ def test_a_text_that_was_cut_is_no_answer_and_is_paid_for_once(served, fake, tmp
         assert totals.calls == len(fake.requests) == 1
 
 
+@pytest.mark.parametrize("reason", ["tool_calls", "repetition"])
+def test_a_text_that_ended_in_another_way_is_no_answer(served, fake, tmp_path, reason):
+    fake.finish_reason = reason
+    (done,), _, _ = finished(served, tmp_path, episode("deck_1"))
+    assert done.answer.status == "failed" and "finish_reason" in done.answer.error
+
+
 def test_a_generator_that_hangs_once_costs_one_retry_and_not_the_answer(served, fake, tmp_path):
     fake.hang = lambda body: len(fake.requests) == 1
     brief = {"request_timeout_s": 0.2, "deadline_s": 60.0, "max_output_tokens": 5120}

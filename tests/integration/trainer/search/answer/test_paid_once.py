@@ -14,6 +14,7 @@ from collections import Counter
 import pytest
 
 from scorekit.errors import UserError
+from tests.kits import forked
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, serving
 from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.spending import BudgetExceeded
@@ -44,9 +45,9 @@ def asked_for(fake) -> Counter[str]:
     )
 
 
-def process(config, folder) -> subprocess.Popen[str]:
+def process(config, folder) -> forked.Popen:
     command = [sys.executable, "-m", "tests.kits.trainer.paying", json.dumps(config)]
-    return subprocess.Popen([*command, str(folder), f"{COUNT}"], stdout=subprocess.PIPE, text=True)
+    return forked.Popen([*command, str(folder), f"{COUNT}"], stdout=subprocess.PIPE, text=True)
 
 
 def test_a_run_that_is_killed_pays_for_no_answer_that_it_had(served, fake, tmp_path):

@@ -16,7 +16,7 @@ import pytest
 
 from testing.openai_server import FakeOpenAI
 from testing.servers import wait_until
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.searching import learning
 from trainer.search.answer.answer_cache import rank_files, spent_in
 
@@ -35,7 +35,7 @@ class Town:
     def answers(self) -> Path:
         return self.folder / "answers.sqlite"
 
-    def start(self, steps: Steps, ranks: int, **answering: Any) -> forked_trainer.Command:
+    def start(self, steps: Steps, ranks: int, **answering: Any) -> forked.Command:
         """Start the processes; `answering` extends sections of the config."""
         sections = {**self.services["answering"]}
         for name, values in answering.items():
@@ -49,7 +49,7 @@ class Town:
         }
         plan = self.folder / f"plan-{ranks}.json"
         plan.write_text(json.dumps({"config": config, "run": "run", "steps": steps}))
-        return forked_trainer.Command(MODULE, str(plan), environment=ENVIRONMENT, ranks=ranks)
+        return forked.Command(MODULE, str(plan), environment=ENVIRONMENT, ranks=ranks)
 
     def run(self, steps: Steps, ranks: int, **answering: Any) -> dict[str, Any]:
         """Return what the main process has printed."""
@@ -150,7 +150,15 @@ def test_calls_in_flight_are_those_of_the_run(town: Town) -> None:
     assert town.fake.peak_requests == 5 and len(town.fake.requests) == 18
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (3, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (3, 2),
+        (1, 2),
+        pytest.param(2, 3, marks=pytest.mark.slow),
+        pytest.param(3, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_goes_on_with_other_processes(
     town: Town, before: int, after: int
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
 from testing.fake_embedder import FakeEmbedder
 from testing.servers import running_app, wait_until
+from tests.kits import forked
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
 from tests.kits.trainer.searching.curated import (
     decided,
@@ -169,9 +169,9 @@ def test_a_killed_command_pays_nothing_twice_and_leaves_the_same_bytes(
     def served() -> int:
         return sum(request.status == 200 for request in fake.requests)
 
-    def start(folder: str) -> subprocess.Popen[str]:
+    def start(folder: str) -> forked.Popen:
         arguments = command(services, tmp_path, tmp_path / folder / "out")
-        return subprocess.Popen([sys.executable, "-m", "trainer", "search", *arguments], text=True)
+        return forked.Popen([sys.executable, "-m", "trainer", "search", *arguments])
 
     assert start("a").wait() == 0
     served_once = services.served()

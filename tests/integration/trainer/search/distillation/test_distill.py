@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from testing.openai_server import FakeOpenAI
 from testing.servers import wait_until
+from tests.kits import forked
 from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_episode, text_run
 from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
@@ -335,7 +336,7 @@ def test_a_run_that_is_killed_asks_for_nothing_twice_and_writes_the_same(
         arguments = ["rewrite", "--from", str(out), "--out", str(tmp_path / "k/rows")]
         arguments += [part for setting in all_settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "trainer", "search", *arguments]
-        killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        killed = forked.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             wait_until(lambda: len(fake.requests) > 5)
         finally:

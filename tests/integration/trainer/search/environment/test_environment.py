@@ -34,8 +34,8 @@ ROUTES = {"retriever": "search", "generator": "completions", "judge": "score"}
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServices]:
-    with demo_services(tmp_path_factory.mktemp("environment")) as services:
+def demo(tmp_path_factory: pytest.TempPathFactory, demo_index: Path) -> Iterator[DemoServices]:
+    with demo_services(tmp_path_factory.mktemp("environment"), demo_index) as services:
         yield services
 
 

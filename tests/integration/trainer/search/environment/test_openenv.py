@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
-from testing.servers import wait_until
+from scorekit.processes import end_with_parent
+from testing.servers import PATIENCE_S, free_port, wait_until
 from tests.kits.trainer.openenv.bodies import RECORDED
 from tests.kits.trainer.openenv.processes import (
     OPENENV,
@@ -24,6 +28,7 @@ from tests.kits.trainer.openenv.processes import (
     run_server,
     running_probe,
     running_server,
+    server_command,
 )
 from tests.kits.trainer.search_environment.plays import (
     DemoServices,
@@ -31,6 +36,7 @@ from tests.kits.trainer.search_environment.plays import (
     played_by_trainer,
 )
 from tests.kits.trainer.search_environment.script import COMPLETE, fuzzed_turns, scripted_turns
+from tests.kits.unwritable import BY_NAME, Unwritable
 from trainer.search.environment.services import EPISODES_A_FILE
 from trainer.search.trajectories.store import TrajectoryStore
 
@@ -47,8 +53,8 @@ SEARCH = "<think>look</think>\n<search>life</search>"
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServices]:
-    with demo_services(tmp_path_factory.mktemp("openenv")) as services:
+def demo(tmp_path_factory: pytest.TempPathFactory, demo_index: Path) -> Iterator[DemoServices]:
+    with demo_services(tmp_path_factory.mktemp("openenv"), demo_index) as services:
         config = yaml.safe_load(services.config.read_text(encoding="utf-8"))
         # So that a busy machine is no failure.
         config["answering"]["generator"] |= {"request_timeout_s": 60.0, "deadline_s": 60.0}
@@ -345,6 +351,39 @@ def test_a_session_goes_on_after_episodes_could_not_be_written(
         folder.unlink()
         (tmp_path / "away").rename(folder)
     assert len(list(TrajectoryStore(folder).read())) == EPISODES_A_FILE + 1
+
+
+@pytest.mark.parametrize("unwritable", BY_NAME.values(), ids=BY_NAME)
+def test_a_log_that_cannot_be_written_does_not_keep_the_server(
+    services: DemoServices, unwritable: Unwritable, tmp_path: Path
+) -> None:
+    port = free_port()
+    command = server_command(
+        services.config, "--port", str(port), "--set", f"misc.run_dir={tmp_path}"
+    )
+    with (
+        unwritable() as stderr,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=stderr,
+            stderr=stderr,
+            preexec_fn=end_with_parent(),
+        ) as process,
+    ):
+        try:
+            wait_until(lambda: process.poll() is not None or _is_up(port))
+            for number in (signal.SIGINT, signal.SIGTERM):  # the second changes nothing
+                process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
+
+def _is_up(port: int) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    return False
 
 
 def _validate(*arguments: str) -> tuple[int, str]:

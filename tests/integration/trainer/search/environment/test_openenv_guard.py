@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from testing.servers import running_app, wait_until
 from trainer.search.cli import app as command
-from trainer.search.environment.openenv_guard import GuardedApp
+from trainer.search.environment.openenv_guard import guard_app
 
 pytestmark = pytest.mark.integration
 KEY = {"Authorization": "Bearer secret"}
@@ -66,11 +66,11 @@ def _socket(url: str) -> str:
 def test_keys_and_pages(
     keys: tuple[bytes, ...], headers: dict[str, str], is_answered: bool
 ) -> None:
-    with running_app(GuardedApp(Echo().app, keys)) as url:
+    with running_app(guard_app(Echo().app, keys)) as url:
         assert httpx.get(f"{url}/health").status_code == 200
         answer = httpx.get(f"{url}/metadata", headers=headers)
-        assert answer.status_code == (200 if is_answered else 401)
-        assert is_answered or ("KEY" if keys else "web pages") in answer.text
+        assert answer.status_code == (200 if is_answered else 401 if keys else 403)
+        assert is_answered or ("KEY" if keys else "a page of another site") in answer.text
         if is_answered:
             with connect(_socket(url), additional_headers=headers) as connection:
                 connection.send("a")
@@ -83,7 +83,7 @@ def test_keys_and_pages(
 @pytest.mark.parametrize("departure", ["closes", "is_lost"])
 def test_a_turn_ends_with_its_client(departure: str) -> None:
     echo = Echo()
-    with running_app(GuardedApp(echo.app)) as url:
+    with running_app(guard_app(echo.app)) as url:
         connection = connect(_socket(url))
         connection.send("a")
         assert connection.recv() == "a"
@@ -98,7 +98,7 @@ def test_a_turn_ends_with_its_client(departure: str) -> None:
 
 def test_a_client_that_leaves_between_turns_is_no_cancelled_turn() -> None:
     echo = Echo()
-    with running_app(GuardedApp(echo.app)) as url:
+    with running_app(guard_app(echo.app)) as url:
         with connect(_socket(url)) as connection:
             for text in "abc":  # answers that are not waited for
                 connection.send(text)
@@ -125,7 +125,7 @@ def test_a_session_that_opens_or_closes_is_not_cancelled_when_its_client_leaves(
             raise
 
     app.websocket("/ws")(answer)
-    with running_app(GuardedApp(app)) as url:
+    with running_app(guard_app(app)) as url:
         with connect(_socket(url)) as connection:
             for frame in frames:
                 connection.send(frame)

@@ -28,8 +28,8 @@ SEARCH = "<think>look</think>\n<search>{}</search>"
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoServices]:
-    with demo_services(tmp_path_factory.mktemp("trl")) as services:
+def demo(tmp_path_factory: pytest.TempPathFactory, demo_index: Path) -> Iterator[DemoServices]:
+    with demo_services(tmp_path_factory.mktemp("trl"), demo_index) as services:
         yield services
 
 

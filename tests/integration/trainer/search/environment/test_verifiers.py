@@ -110,9 +110,9 @@ def _mood(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def played(tmp_path_factory: pytest.TempPathFactory, demo_index: Path) -> Iterator[Played]:
     folder = tmp_path_factory.mktemp("verifiers")
-    with demo_services(folder / "demo") as demo:
+    with demo_services(folder / "demo", demo_index) as demo:
         for name, server in demo.servers.items():
             server.mood = _mood(name)
         rng = random.Random(7)

@@ -18,7 +18,7 @@ from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer,
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 #: These tests look at the charts (tests/integration/trainer/conftest.py).
-DRAWS_CHARTS = True
+DRAWS_CHARTS = ("test_the_page_of_a_run_shows_before_between_and_after_of_every_set",)
 
 SCRIPT = "<script>alert(1)</script>"
 

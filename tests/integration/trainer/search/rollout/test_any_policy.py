@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kits.examples import examples
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, search
 from tests.kits.trainer.searching.pages import DECK
 from trainer.search.rollout.policies import ScriptPolicy
@@ -27,7 +28,7 @@ _TURNS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(25))
 @given(
     st.lists(_TURNS, min_size=1, max_size=6),
     st.sampled_from(["image", "text"]),

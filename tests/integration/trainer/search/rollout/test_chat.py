@@ -99,10 +99,42 @@ def test_a_turn_that_its_server_fails_to_give_ends_that_episode_alone() -> None:
             assert ends(played(policy, rows[:1])) == ["failed"]
 
 
+@pytest.mark.parametrize("reason", ["content_filter", "tool_calls"])
+def test_a_turn_that_its_server_withholds_is_none_of_the_policy(reason: str) -> None:
+    with chatting() as (fake, policy):
+        fake.finish_reason = reason
+        (failed,) = played(policy)
+        assert failed.end == "failed" and f"finish_reason '{reason}'" in failed.end_detail
+        assert not failed.turns
+        fake.finish_reason = "length"  # a turn that is cut at its limit is the policy's own
+        assert ends(played(policy)) == ["complete"]
+
+
 def test_what_its_server_finds_too_long_ends_as_that() -> None:
     with chatting() as (fake, policy):
         fake.context_length = 70
         assert ends(played(policy)) == ["context"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Your input exceeds the context window of this model.",
+        "prompt is too long: 207791 tokens > 200000 maximum",
+        "The input (61709 tokens) is longer than the model's context length (40960 tokens).",
+    ],
+)
+def test_what_another_kind_of_server_finds_too_long_ends_as_that(message: str) -> None:
+    with chatting() as (fake, policy):
+        fake.fail(400, message=message)
+        assert ends(played(policy)) == ["context"]
+
+
+def test_a_refusal_in_place_of_a_turn_is_named() -> None:
+    with chatting() as (fake, policy):
+        fake.also = {"content": None, "refusal": "I cannot."}
+        (failed,) = played(policy)
+    assert failed.end == "failed" and "the model refused to answer" in failed.end_detail
 
 
 def test_what_every_turn_would_run_into_is_the_users_to_mend() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scorekit.errors import UserError
+from tests.kits import forked
 from tests.kits.service_process import wait_until
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.config import SearchConfig
@@ -303,8 +304,8 @@ with lock_loop(out) as lock, ShutdownHandler():
 """
 
 
-def started(tmp_path: Path) -> subprocess.Popen[bytes]:
-    loop = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stderr=subprocess.DEVNULL)
+def started(tmp_path: Path) -> forked.Popen:
+    loop = forked.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stderr=subprocess.DEVNULL)
     wait_until(lambda: (tmp_path / "01-a/pid").exists())
     return loop
 

@@ -15,9 +15,8 @@ import pytest
 
 from testing.openai_server import FakeOpenAI
 from testing.servers import running_app
-from tests.kits import vllm_stub
-from tests.kits.trainer import forked_trainer
-from tests.kits.trainer.forked_trainer import Command
+from tests.kits import forked, vllm_stub
+from tests.kits.forked import Command
 from tests.kits.trainer.searching import learning
 from tests.kits.trainer.toy_runs import count, wait_for
 from tests.kits.vllm_stub import KEY, VLLMStub
@@ -143,7 +142,7 @@ def test_a_killed_run_pays_for_no_answer_twice(stack, tmp_path, kills, seed):
 
 
 def test_two_processes_learn_and_generate_at_the_same_time(stack, tmp_path):
-    result = forked_trainer.completed(
+    result = forked.completed(
         "trainer",
         *("train", "--config", str(stack.config), "--set", f"misc.run_dir={tmp_path}"),
         environment=ENVIRONMENT,

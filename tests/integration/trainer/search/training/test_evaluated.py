@@ -18,7 +18,7 @@ from trainer.search.evaluation.run import run_evaluation
 from trainer.search.training.train import run_search
 
 #: These tests look at the charts (tests/integration/trainer/conftest.py).
-DRAWS_CHARTS = True
+DRAWS_CHARTS = ("test_a_run_leaves_a_page_with_its_evaluations_and_episodes",)
 
 
 @pytest.fixture(scope="module")

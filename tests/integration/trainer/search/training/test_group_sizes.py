@@ -12,7 +12,7 @@ import pytest
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.integration.trainer.search.training.test_processes import ENVIRONMENT
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.searching import learning
 from trainer.search.check import check_run
 from trainer.search.config import SearchConfig
@@ -97,7 +97,7 @@ def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
     )
     flags = [part for setting in settings for part in ("--set", setting)]
     arguments = ("train", "--config", str(config), *flags)
-    result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
+    result = forked.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
     assert result.returncode == 0, result.stderr
     for update, line in enumerate(lines_of(tmp_path / "out"), 1):
         assert float(str(line["sampler_gap_max"])) < 1e-4, "at the temperature of each question"

@@ -13,7 +13,7 @@ import pytest
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.integration.trainer.search.training.test_processes import ENVIRONMENT
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.searching import learning
 from trainer.search.check import check_run
 from trainer.search.collect import collect
@@ -126,7 +126,7 @@ def test_the_log_has_the_numbers_and_the_spread_that_came(plain: Path) -> None:
 def test_several_processes_agree(config: Path, tmp_path: Path) -> None:
     flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "rl.num_updates=2")
     arguments = ("train", "--config", str(config), *flags)
-    result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
+    result = forked.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
     assert result.returncode == 0, result.stderr
     check_decisions(tmp_path, updates=2)
 

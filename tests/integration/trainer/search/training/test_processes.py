@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from scorekit.config import load_config
 from testing.openai_server import FakeOpenAI
+from tests.kits import forked
 from tests.kits.retrieval.stand_in import StandInRetriever
-from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching import learning
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_train
@@ -61,7 +61,7 @@ def train(town: Town, out: Path, *overrides: str, ranks: int) -> Any:
     settings = (f"misc.run_dir={out}", "misc.patience_s=60", *overrides)
     flags = [part for setting in settings for part in ("--set", setting)]
     arguments = ("train", "--config", str(town.config), *flags)
-    return forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=ranks)
+    return forked.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=ranks)
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:

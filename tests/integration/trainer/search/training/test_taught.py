@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kits.trainer import forked_trainer
+from tests.kits import forked
 from tests.kits.trainer.searching.taught import Taught, taught
 
 SEES = pytest.mark.parametrize("policy", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
@@ -39,7 +39,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """Run `python -m trainer train` and return the lines of its log."""
     settings = [f"misc.run_dir={out}", *overrides]
-    result = forked_trainer.completed(
+    result = forked.completed(
         "trainer",
         "train",
         "--config",
@@ -55,7 +55,7 @@ def train(
 
 def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
     """Run the same in two processes that shard the weights."""
-    result = forked_trainer.completed(
+    result = forked.completed(
         "tests.kits.trainer.ranks.sharded_trainer",
         str(policy.config),
         "sharded",

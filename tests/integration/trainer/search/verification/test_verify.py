@@ -12,7 +12,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from testing.processes import child_environment
+from tests.kits import forked
 from tests.kits.trainer.searching.curated import (
     decided,
     everything,
@@ -120,7 +120,7 @@ def test_a_killed_command_goes_on_with_what_it_had(servers, tmp_path):
     assert run(*options, "--out", uninterrupted).exit_code == 0
     servers.forget()
     command = [sys.executable, "-m", "trainer", "search", "verify", *options, "--out", str(killed)]
-    process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.PIPE)
+    process = forked.Popen(command, stderr=subprocess.PIPE)
     while calls(servers) < 10 and process.poll() is None:
         pass
     process.send_signal(signal.SIGKILL)

@@ -18,6 +18,7 @@ from torch.distributed import HashStore
 
 from scorekit.errors import UserError
 from testing.servers import PATIENCE_S
+from tests.kits.examples import examples
 from trainer.rl.barrier import ProcessStalled
 from trainer.rl.process_store import ProcessStore
 from trainer.search.answer.answer_cache import paid_key
@@ -266,9 +267,7 @@ def test_no_change_of_the_account_is_lost() -> None:
     assert accounts[0].change(change_late)[0].in_flight == 202
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     calls=st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 10), st.integers(0, 10)),

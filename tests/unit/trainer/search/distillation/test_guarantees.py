@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kits.examples import examples
 from trainer.search.actions import parse
 from trainer.search.distillation.claims import CLAIMS, claims
 from trainer.search.distillation.guarantees import (
@@ -222,7 +223,7 @@ SEGMENTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(SEGMENTS)
 def test_whatever_is_let_through_takes_the_same_action(thought: str) -> None:
     """Check that any accepted text keeps the action, the blocks and the text around them."""
@@ -235,7 +236,7 @@ def test_whatever_is_let_through_takes_the_same_action(thought: str) -> None:
     assert not any(f"<{name}" in plain(thought).replace(" ", "") for name in ("search", "think"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(ANY)
 def test_a_thought_is_put_in_and_nothing_else_changes(thought: str) -> None:
     turn = with_thought(TURN, thought)
@@ -243,7 +244,7 @@ def test_a_thought_is_put_in_and_nothing_else_changes(thought: str) -> None:
     assert turn == f"<think>{thought}</think>\n<search>births 1990</search>"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 @given(ANY)
 def test_plain_reads_any_text_and_its_own_once_more(text: str) -> None:
     assert plain(plain(text)) == plain(plain(plain(text)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -10,6 +11,7 @@ from unicodedata import normalize
 import pytest
 
 from scorekit.errors import UserError
+from tests.kits.retrieval.pdf import draw_pdf
 from tests.kits.trainer.searching.published_files import (
     CHINESE,
     KOREAN,
@@ -386,3 +388,54 @@ def test_problems_of_vidore_are_listed(tmp_path):
     write_vidore(root, [row | {"dpi": 3} for row in CORPUS], queries, [qrel_row(1, 4)])
     (tmp_path / "out").rename(tmp_path / "first")
     assert "unknown: 'dpi'" in refused("vidore_v3", root)
+
+
+def test_a_pdf_whose_bytes_in_the_zip_are_damaged_is_listed(tmp_path):
+    root = tmp_path / "ViDoSeek"
+    write_seek(root, [seek_row("a", "plan.pdf", [1])], {"plan.pdf": 1})
+    (root / "vidoseek_pdf_document.zip").unlink()
+    archive = root / "vidoseek_pdf_document.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("vidoseek_pdf_document/plan.pdf", b"%PDF-1.4 " * 1000)
+    content = bytearray(archive.read_bytes())
+    start = 30 + len("vidoseek_pdf_document/plan.pdf")
+    content[start : start + 20] = b"\xff" * 20
+    archive.write_bytes(content)
+    assert "plan.pdf: cannot be read: Error -3" in refused("vidoseek", root)
+
+
+def test_a_zip_that_unpacks_to_far_more_than_it_has_is_refused(tmp_path):
+    root = tmp_path / "ViDoSeek"
+    write_seek(root, [seek_row("a", "plan.pdf", [1])], {"plan.pdf": 1})
+    archive = root / "vidoseek_pdf_document.zip"
+    with (
+        zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file,
+        file.open("vidoseek_pdf_document/bomb.pdf", "w") as part,
+    ):
+        for _ in range(65):
+            part.write(bytes(2**20))
+    assert archive.stat().st_size < 2**18
+    message = refused("vidoseek", root)
+    assert "bomb.pdf' would have 68,157,440 bytes, more than 50 times" in message
+
+
+def test_a_zip_of_many_small_bombs_is_refused(tmp_path):
+    root = tmp_path / "ViDoSeek"
+    write_seek(root, [seek_row("a", "plan.pdf", [1])], {"plan.pdf": 1})
+    archive = root / "vidoseek_pdf_document.zip"
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file:
+        for number in range(5):
+            file.writestr(f"vidoseek_pdf_document/{number}.pdf", bytes(2**24))
+    assert "its PDFs would have" in refused("vidoseek", root)
+
+
+def test_a_zip_cannot_write_outside_the_folder(tmp_path):
+    root = tmp_path / "deep" / "ViDoSeek"
+    write_seek(root, [seek_row("a", "plan.pdf", [1])], {"plan.pdf": 1})
+    pdf = draw_pdf(tmp_path / "drawn", [["a page"]])
+    with zipfile.ZipFile(root / "vidoseek_pdf_document.zip", "a") as file:
+        file.write(pdf, "../../../escaped.pdf")
+    pdf.unlink()
+    result = imported("vidoseek", root)
+    assert page_files(result) == {"plan.pdf", "escaped.pdf"}
+    assert all(result.out in path.parents for path in tmp_path.glob("**/escaped.pdf"))

@@ -194,8 +194,9 @@ def test_each_picture_has_its_ids_and_the_texts_of_pages_have_none(name) -> None
         "<|vision_end|><|vision_start|><|image_pad|><|image_pad|><|vision_end|>seen<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    with pytest.raises(ValueError, match="1 image marks for 0 images"):
-        ids.observation(Message("user", "a page says <|image_pad|>"))
+    token_ids = ids.observation(Message("user", "a page says <|image_pad|>"))
+    assert "says < |image_pad|>" in tokenizer.decode(token_ids)  # no image belongs to it
+    assert tokenizer.convert_tokens_to_ids("<|image_pad|>") not in token_ids
     with pytest.raises(ValueError, match="no image processor"):
         turn_ids(tokenizer).observation(observed)
 
@@ -215,3 +216,18 @@ def test_turns_of_an_episode_have_versions_of_their_own() -> None:
     assert set(pairs[first:-second]) == {(4, False)}
     unknown = join(turn_ids(tokenizer), [turns[0], sampled(tokenizer, "c")])
     assert unknown.rollout("t", 0, [tokenizer.eos_token_id]).weight_versions is None
+
+
+def test_tokens_of_the_policy_in_a_question_or_on_a_page_are_text() -> None:
+    tokenizer = deepcopy(qwen("qwen3"))  # its template has <think>
+    tokenizer.add_special_tokens({"additional_special_tokens": [">>STOP<<", "<pre>"]})
+    ids = turn_ids(tokenizer)
+    stops = set(tokenizer.convert_tokens_to_ids([">>STOP<<", "<pre>"]))
+    system = Message("system", "Write <think>why</think> and <search>what</search>.")
+    token_ids = ids.prompt([system, Message("user", "Question: a >>STOP<< <pre>b")])
+    assert not stops & set(token_ids) and "Question: a > >STOP<< < pre>b" in tokenizer.decode(
+        token_ids
+    )
+    assert system.text in tokenizer.decode(token_ids)  # the tags of the actions are meant
+    assert not stops & set(ids.observation(Message("user", "(1, 2) <pre> >>STOP<<")))
+    assert ids.observation(OBSERVED) == turn_ids(qwen("qwen3")).observation(OBSERVED)

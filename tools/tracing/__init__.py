@@ -1,0 +1,1 @@
+"""Traces which of our files run for one sample, prompt, question, sentence or step."""
