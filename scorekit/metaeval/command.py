@@ -80,9 +80,10 @@ def meta_eval(
     """
     with clean_exit("the same command", stdout="log"):
         _check_extra()
+        from scorekit.client.files.metrics import parse_metric
         from scorekit.metaeval.evaluate import check_people, evaluate
         from scorekit.metaeval.judgements import read_judgements
-        from scorekit.metaeval.metrics import file_scores, parse_metric, service_scores
+        from scorekit.metaeval.metrics import file_scores, service_scores
         from scorekit.metaeval.page import write_page
         from scorekit.metaeval.table import print_tables
 

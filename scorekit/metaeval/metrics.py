@@ -10,28 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.files.score_file import ResultCounts, ScoreJob, ScoreRun, first_info
+from scorekit.client.files.metrics import MetricSource, ServedMetric, check_references, connected
+from scorekit.client.files.score_file import ScoreJob, ScoreRun
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
 from scorekit.rows.read import RowFile
 from scorekit.rows.samples import JudgeColumns, SampleFile, TranslationColumns
 from scorekit.schemas import Info, Overlong
-
-
-@dataclass(frozen=True)
-class MetricSource:
-    """A metric. name: in the report. target: URL or file. task: of a judge."""
-
-    name: str
-    target: str
-    task: str | None = None
-
-    @property
-    def is_service(self) -> bool:
-        """Return True if the target is a service, False if it is a file."""
-        return self.target.startswith(("http://", "https://"))
 
 
 @dataclass
@@ -57,23 +43,6 @@ class MetricScores:
         return any(spans is not None for spans in self.spans)
 
 
-def parse_metric(text: str) -> MetricSource:
-    """Parse NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
-    name, equals, target = text.partition("=")
-    if not (name.strip() and equals and target.strip()):
-        raise UserError(f"--metric {text}: write NAME=URL, NAME=URL#task or NAME=FILE")
-    task = None
-    if target.startswith(("http://", "https://")):
-        target, _, task = target.partition("#")
-    elif not Path(target).is_file():
-        raise UserError(f"--metric {name}: {target} is neither an http URL nor a file")
-    if any(letter in name for letter in "/\\\0") or name.startswith("."):
-        raise UserError(
-            f"--metric {name}: a name is part of a file's name: no / and no leading dot"
-        )
-    return MetricSource(name.strip(), target.strip(), task or None)
-
-
 def service_scores(
     sources: Sequence[MetricSource],
     translations: Sequence[JudgedTranslation],
@@ -90,47 +59,34 @@ def service_scores(
 
     Raises UserError for a service that needs what the rows do not have, and what the client raises.
     """
-    infos = [asyncio.run(_info(source, settings)) for source in sources]
-    for source, info in zip(sources, infos, strict=True):
-        _check_service(source, info, translations)
+    return asyncio.run(_score(sources, translations, folder, print_line, overlong, settings))
+
+
+async def _score(
+    sources: Sequence[MetricSource],
+    translations: Sequence[JudgedTranslation],
+    folder: Path,
+    print_line: Callable[[str], None],
+    overlong: Overlong | None,
+    settings: Mapping[str, Any],
+) -> list[MetricScores]:
     scores = []
-    for source, info in zip(sources, infos, strict=True):
-        print_line(f"{source.name}: {info.service}, {info.model}")
-        out = folder / f"{source.name}.jsonl"
-        options = {"overlong": overlong} if overlong and source.task is None else {}
-        job = _job(source, info, translations, out, options)
-        tally = asyncio.run(_score(source, job, settings))
-        if tally.retryable:
-            print_line(f"{source.name}: {tally.retryable:,} had transient errors. Run it again")
-        scores.append(_read_results(source.name, info, source.task, out, translations))
+    async with connected(sources, **settings) as metrics:
+        missing = sum(not translation.ref for translation in translations)
+        remedy = "add `ref` to the rows, or name a system by --ref-system"
+        check_references(metrics, missing, len(translations), remedy)
+        for metric in metrics:
+            name = metric.source.name
+            print_line(f"{name}: {metric.info.service}, {metric.info.model}")
+            out = folder / f"{name}.jsonl"
+            options = {"overlong": overlong} if overlong and metric.source.task is None else {}
+            job = _job(metric.source, metric.info, translations, out, options)
+            run = ScoreRun(job, metric.client)
+            await run.run(metric.info, job.check())
+            if run.tally.retryable:
+                print_line(f"{name}: {run.tally.retryable:,} had transient errors. Run it again")
+            scores.append(_read_results(metric, out, translations))
     return scores
-
-
-async def _info(source: MetricSource, settings: Mapping[str, Any]) -> Info:
-    async with ScoringClient(source.target, **settings) as client:
-        return await first_info(client)
-
-
-def _check_service(
-    source: MetricSource, info: Info, translations: Sequence[JudgedTranslation]
-) -> None:
-    if (info.service == "judge") != (source.task is not None):
-        advice = (
-            "name its task: NAME=URL#mqm" if source.task is None else "leave out #" + source.task
-        )
-        raise UserError(f"--metric {source.name}: the service is {info.service}: {advice}")
-    if source.task is not None and info.tasks is not None and source.task not in info.tasks:
-        valid_tasks = ", ".join(sorted(info.tasks))
-        raise UserError(
-            f"--metric {source.name}: the judge has no task {source.task}; it has {valid_tasks}"
-        )
-    num_missing = sum(not translation.ref for translation in translations)
-    if num_missing and (info.inputs or {}).get("ref") == "required":
-        raise UserError(
-            f"--metric {source.name}: requires references, but {num_missing:,} of "
-            f"{len(translations):,} translations have none: add `ref` to the rows, "
-            "or name a system by --ref-system"
-        )
 
 
 def _job(
@@ -160,20 +116,11 @@ def _job(
     return ScoreJob(samples=samples, out=out, options=options, remedy=remedy)
 
 
-async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> ResultCounts:
-    contents = job.check()
-    async with ScoringClient(source.target, **settings) as client:
-        run = ScoreRun(job, client)
-        await run.run(await first_info(client), contents)
-    return run.tally
-
-
 def _read_results(
-    name: str, info: Info, task: str | None, path: Path, translations: Sequence[JudgedTranslation]
+    metric: ServedMetric, path: Path, translations: Sequence[JudgedTranslation]
 ) -> MetricScores:
-    described = info.tasks[task] if task is not None and info.tasks else info
-    higher_is_better = described.higher_is_better
-    scores = MetricScores(name, info.model, higher_is_better, [], [], {})
+    info = metric.info
+    scores = MetricScores(metric.source.name, info.model, metric.higher_is_better, [], [], {})
     for number, row, _ in RowFile(path).rows((), None):
         _add(scores, row, len(translations[number - 1].mt), f"{path}, line {number}")
     return scores

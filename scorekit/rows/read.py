@@ -22,7 +22,6 @@ import gzip
 import hashlib
 import io
 import logging
-import os
 import re
 import shutil
 import sys
@@ -97,7 +96,7 @@ class RowFile:
 
         format: default by the file's ending; JSON lines for stdin. encoding: a name that Python
         knows; None: as the module says."""
-        self._spool: BinaryIO | None = None
+        self._spool: Any = None
         self._warned = self._reported_blank = False
         self.blank = 0
         self.is_stdin = str(path) == "-"
@@ -160,6 +159,18 @@ class RowFile:
             raise self._as_user_error(error.number, error) from None
         except (OSError, EOFError, zlib.error, ValueError) as error:
             raise self._as_user_error(number, error) from None
+
+    def lines(self) -> Iterator[Row]:
+        """Yield each line of a text as a row, blank lines and those that are not UTF-8, too.
+
+        Raises UserError."""
+        number = 0
+        try:
+            with self._text() as file:
+                for number, text, problem in _lines(file):
+                    yield Row(number, {} if problem else {TEXT: text}, problem)
+        except (OSError, EOFError, zlib.error, RowError) as error:
+            raise self._as_user_error(getattr(error, "number", number), error) from None
 
     def location(self, number: int) -> str:
         """Return the words for a row in a message."""
@@ -264,11 +275,11 @@ class RowFile:
         if not self.is_stdin:
             return self.path.open("rb")
         if self._spool is None:
-            self._spool = tempfile.TemporaryFile()  # noqa: SIM115
+            # It has a name, so that several readers can have a position each.
+            self._spool = tempfile.NamedTemporaryFile()  # noqa: SIM115
             shutil.copyfileobj(sys.stdin.buffer, self._spool)
-        self._spool.flush()
-        self._spool.seek(0)
-        return os.fdopen(os.dup(self._spool.fileno()), "rb")
+            self._spool.flush()
+        return open(self._spool.name, "rb")
 
 
 def _encoding_called(name: str) -> str:

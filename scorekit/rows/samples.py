@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import PydanticSerializationError, to_json
 
 from scorekit.errors import UserError
+from scorekit.rows.parallel import ParallelFiles
 from scorekit.rows.read import Format, MissingColumn, Row, RowFile
 
 #: Names of columns that people use for a field; they are suggested, never taken.
@@ -132,14 +133,15 @@ BadRows = Literal["refuse", "skip"]
 
 
 class SampleFile:
-    """A file of samples. path, format, encoding: as for RowFile.
+    """A file of samples. format, encoding: as for RowFile.
 
-    bad_rows: "skip" makes a row that is no sample a line with a `problem`.
+    source: the file, or what several files of samples share. bad_rows: "skip" makes a row that is
+    no sample a line with a `problem`.
     """
 
     def __init__(
         self,
-        path: Path,
+        source: Path | RowFile | ParallelFiles,
         format: Format | None = None,
         fields: TranslationColumns | JudgeColumns | None = None,
         *,
@@ -147,7 +149,7 @@ class SampleFile:
         bad_rows: BadRows = "refuse",
     ) -> None:
         """Raise UserError if neither `format` nor the ending names a format."""
-        self.file = RowFile(path, format, encoding=encoding, remedy="say --format")
+        self.file = open_rows(source, format, encoding) if isinstance(source, Path) else source
         self.path = self.file.path
         self.fields = fields or TranslationColumns()
         self.bad_rows = bad_rows
@@ -199,6 +201,11 @@ class SampleFile:
             return Line(row.number, self.fields.sample(row.fields), id)
         except ValueError as error:
             return Line(row.number, {}, id, f"{error}{self.fields.hint(row.fields)}")
+
+
+def open_rows(path: Path, format: Format | None = None, encoding: str | None = None) -> RowFile:
+    """Return the file of a command that has --format. Raises UserError."""
+    return RowFile(path, format, encoding=encoding, remedy="say --format")
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:

@@ -14,7 +14,7 @@ import json
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from scorekit.client.replicas import check_agreement
 from scorekit.errors import RequestError, UserError, is_transient
 from scorekit.files import replace_file, write_atomic
 from scorekit.net.tasks import cancel_all
-from scorekit.report.progress import progress_bar
+from scorekit.report.progress import Bar, progress_bar
 from scorekit.rows.samples import Contents, JudgeColumns, Line, SampleFile
 from scorekit.schemas import Info, JudgeScored, Priority, Result
 
@@ -119,11 +119,7 @@ class ScoreJob:
         """Read the whole input. Raises UserError for an invalid line, and if the output's ending
         claims another format."""
         if self.out is not None:
-            if self.out.suffix.lower() in _OTHER_ENDINGS:
-                raise UserError(f"{self.out}: results are JSON lines. Name it .jsonl")
-            paths = self.out, self.samples.path
-            if all(path.exists() for path in paths) and self.out.samefile(self.samples.path):
-                raise UserError(f"{self.out}: the input cannot be the output")
+            check_output(self.out, [self.samples.path])
         return self.samples.check()
 
     def check_service(self, info: Info) -> None:
@@ -158,12 +154,15 @@ class ScoreJob:
 class ScoreRun:
     """One run of a job.
 
+    bar: shows the progress. on_overwrite: is called before an output is emptied by --overwrite.
     tally: of its output. num_before: results that the output had, without those that this run
     retries; None: it has not started.
     """
 
     job: ScoreJob
     client: ScoringClient
+    bar: Bar = progress_bar
+    on_overwrite: Callable[[], None] | None = None
     tally: ResultCounts = field(default_factory=ResultCounts)
     num_before: int | None = None
     _early: EarlyResults = field(init=False)
@@ -174,7 +173,7 @@ class ScoreRun:
 
     async def run(self, info: Info, contents: Contents) -> None:
         """Score what is missing of the checked `contents`, and retry transient errors of an earlier
-        run. A bar shows the progress.
+        run.
 
         Raises UserError for an output of another job, and what the client raises.
         """
@@ -186,16 +185,15 @@ class ScoreRun:
             return
         try:
             with ExitStack() as stack:
-                out = _open_locked(stack, job.out)
+                out = open_locked(stack, job.out)
                 description = job.describe(contents, info)
                 if job.overwrite:  # at the first result: the service may still refuse the options
-                    start = partial(_start_output, out, job.out, description)
-                    self._early.when_first(start)
+                    self._early.when_first(partial(self._overwrite, out, job.out, description))
                 else:
                     self._resume(out, job.out, description)
                 stack.enter_context(self._progress(contents))
                 if self.tally.retryable:
-                    new_out = _open_locked(stack, _with_suffix(job.out, "again"))
+                    new_out = open_locked(stack, _with_suffix(job.out, "again"))
                     await self._retry_transient(out, new_out)
                     replace_file(_with_suffix(job.out, "again"), job.out)
                     out = new_out
@@ -207,30 +205,24 @@ class ScoreRun:
     @contextmanager
     def _progress(self, contents: Contents) -> Iterator[None]:
         self.num_before = self.tally.done - self.tally.retryable
-        with progress_bar(contents.samples, self.num_before) as self._advance:
+        with self.bar(contents.samples, self.num_before) as self._advance:
             yield
+
+    def _overwrite(self, out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
+        if self.on_overwrite is not None:
+            self.on_overwrite()
+        _start_output(out, path, description)
 
     def _resume(self, out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
         """Cut a torn line, load the early results, and count the output."""
-        meta, remedy = _with_suffix(path, "meta.json"), self.job.remedy
-        earlier = _read_meta(meta)
         out.seek(0)
         if out.read(1) == b"":
-            if earlier == description:
+            if read_description(path) == description:
                 self._early.load(after=0)
             else:
                 _start_output(out, path, description)
         else:
-            if earlier is None:
-                raise UserError(
-                    f"{path} exists, but {meta.name} does not say what it was made from: {remedy}"
-                )
-            names = dict.fromkeys((*description, *earlier))
-            changed = [name for name in names if earlier.get(name) != description.get(name)]
-            if changed:
-                raise UserError(
-                    f"{path} was made from something else ({', '.join(changed)}): {remedy}"
-                )
+            check_description(path, description, self.job.remedy)
             for _, result in _results(out, path):
                 self.tally.add(result)
             self._early.load(after=0 if self.tally.retryable else self.tally.last_line)
@@ -292,13 +284,46 @@ class ScoreRun:
         )
 
 
+def check_output(out: Path, sources: Sequence[Path]) -> None:
+    """Raise UserError if the output's ending claims another format, or if it is an input."""
+    if out.suffix.lower() in _OTHER_ENDINGS:
+        raise UserError(f"{out}: results are JSON lines. Name it .jsonl")
+    if any(out.exists() and path.exists() and out.samefile(path) for path in sources):
+        raise UserError(f"{out}: the input cannot be the output")
+
+
+def read_description(out: Path) -> dict[str, Any] | None:
+    """Return what an output was made from (OUT.meta.json), or None if it is not known."""
+    try:
+        return dict(json.loads(_with_suffix(out, "meta.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def write_description(out: Path, description: Mapping[str, Any]) -> None:
+    """Write OUT.meta.json."""
+    content = json.dumps(description, indent=1, ensure_ascii=False)
+    write_atomic(_with_suffix(out, "meta.json"), content, alone=True)
+
+
+def check_description(out: Path, description: Mapping[str, Any], remedy: str) -> None:
+    """Raise UserError with the remedy if an output was made from something else."""
+    earlier = read_description(out)
+    if earlier is None:
+        name = _with_suffix(out, "meta.json").name
+        raise UserError(f"{out} exists, but {name} does not say what it was made from: {remedy}")
+    names = dict.fromkeys((*description, *earlier))
+    changed = [name for name in names if earlier.get(name) != description.get(name)]
+    if changed:
+        raise UserError(f"{out} was made from something else ({', '.join(changed)}): {remedy}")
+
+
 def _start_output(out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
     """Empty the output and start it for this job."""
     out.truncate(0)
     for ending in ("again", "early"):
         _with_suffix(path, ending).unlink(missing_ok=True)
-    meta = json.dumps(description, indent=1, ensure_ascii=False)
-    write_atomic(_with_suffix(path, "meta.json"), meta, alone=True)
+    write_description(path, description)
 
 
 async def first_info(client: ScoringClient) -> Info:
@@ -372,14 +397,6 @@ def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]
     file.truncate(complete_bytes)
 
 
-def _read_meta(meta: Path) -> dict[str, Any] | None:
-    """Return what an output was made from, or None if it is not known."""
-    try:
-        return dict(json.loads(meta.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
 def _is_transient(result: Mapping[str, Any]) -> bool:
     return not result["ok"] and is_transient(result["error"])
 
@@ -388,11 +405,13 @@ def _with_suffix(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _open_locked(files: ExitStack, path: Path) -> BinaryIO:
-    """Open the file to read and append, locked by this process."""
+def open_locked(files: ExitStack, path: Path, out: Path | None = None) -> BinaryIO:
+    """Open the file to read and append, locked by this process.
+
+    out: the output that is named to the user if another process has the lock; None: the file."""
     file = files.enter_context(path.open("ab+"))
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"{path}: another process writes it") from None
+        raise UserError(f"{out or path}: another process writes it") from None
     return file

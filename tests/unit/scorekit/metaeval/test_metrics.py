@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from scorekit.client.files.metrics import MetricSource
 from scorekit.errors import UserError
 from scorekit.metaeval.judgements import JudgedTranslation
-from scorekit.metaeval.metrics import MetricSource, file_scores
+from scorekit.metaeval.metrics import file_scores
 
 TRANSLATIONS = [
     JudgedTranslation("A", "1", "집", "a house"),
