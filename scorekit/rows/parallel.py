@@ -88,7 +88,7 @@ class ParallelFiles:
                     index * self._num_lines, system, dict(zip(files, texts, strict=True))
                 )
                 if row.problem and not with_bad:
-                    raise UserError(row.problem)
+                    raise UserError(f"{self.location(row.number)}: {row.problem}")
                 if row.problem or any(row.fields[name].strip() for name in files):
                     yield row
                 else:

@@ -158,13 +158,13 @@ class SeveralRun:
         Raises UserError for an output of another job or process, and what the clients raise. The
         first error ends all; the next run goes on from there.
         """
+        if not self.should_overwrite:
+            self._check_earlier()
         with ExitStack() as stack:
             if self.out is not None:
                 folder = parts_folder(self.out)
                 folder.mkdir(exist_ok=True)
                 open_locked(stack, folder / "lock", self.out)
-            if not self.should_overwrite:
-                self._check_earlier()
             bar_of = stack.enter_context(progress_bars())
             for part in self.parts:
                 started = self._forget if part.job.overwrite else None
