@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from rich.text import Text
 from demo.common import DATA, MODELS, ROOT, console, print_step, run_checked, set_flags
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
+from scorekit.paired import mean_interval
 from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
 from testing.processes import exit_on_sigterm, running_service
@@ -22,7 +22,6 @@ from trainer.translation.evaluation.report import write_report
 CONFIG = ROOT / "configs/translation/demo.yaml"
 SCORED = 200  # translations that are scored first
 WORST = 8  # of them shown
-BOOTSTRAP = 2000
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
@@ -108,7 +107,7 @@ def compare(run_dir: Path) -> list[str]:
     evals = read_jsonl(run_dir / "eval.jsonl")
     before, after = (read_jsonl(run_dir / line["completions"]) for line in (evals[0], evals[-1]))
     differences = [a["chrf"] - b["chrf"] for a, b in zip(after, before, strict=True)]
-    low, high = paired_interval(differences)
+    low, high = mean_interval(differences)
     conclusion = "earned" if low > 0 else "not shown to be earned"
     verdict = (
         f"Sentence chrF changed by {np.mean(differences):+.2f} on average over "
@@ -117,11 +116,3 @@ def compare(run_dir: Path) -> list[str]:
     )
     console.print(f"   {verdict}")
     return [verdict]
-
-
-def paired_interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean of paired differences."""
-    values = np.asarray(differences)
-    picks = np.random.default_rng(seed).integers(0, len(values), (BOOTSTRAP, len(values)))
-    low, high = np.quantile(values[picks].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)

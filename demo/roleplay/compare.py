@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.common import read_evaluation
-from demo.run import paired_interval
+from scorekit.paired import mean_interval
 from scorekit.report.render import visible
 from trainer.roleplay.evaluation.stats import table
 from trainer.runs.stats import mean_of
@@ -73,7 +73,7 @@ def verdict(stages: Sequence[Stage]) -> list[str]:
     for key, name in (("reward", "reward"), ("chrf", "chrF to the reference (never rewarded)")):
         both = zip(grpo.lines, sft.lines, strict=True)
         changes = [float(a[key]) - float(b[key]) for a, b in both]
-        low, high = paired_interval(changes)
+        low, high = mean_interval(changes)
         sentences.append(
             f"GRPO: {name} {np.mean(changes):+.3f} a turn "
             f"(95 % interval of a paired bootstrap: {low:+.3f} to {high:+.3f})."

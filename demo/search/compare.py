@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.common import read_evaluation
-from demo.run import paired_interval
+from scorekit.paired import mean_interval
 from trainer.runs.stats import mean_of
 from trainer.search.evaluation.episode_values import VALUES
 from trainer.search.evaluation.stats import table
@@ -157,7 +157,7 @@ class Change:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of a paired bootstrap over the questions."""
-        return paired_interval(self.changes)
+        return mean_interval(self.changes)
 
     @property
     def is_rise(self) -> bool:

@@ -22,9 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.common import DATA, MODELS
-from demo.run import CONFIG, paired_interval
+from demo.run import CONFIG
 from scorekit.command import run_command
 from scorekit.net.http_clients import async_client
+from scorekit.paired import mean_interval
 from testing.processes import exit_on_sigterm, run_module, running_service, serving
 from trainer.runs.run_log import read_jsonl
 
@@ -100,7 +101,7 @@ def read_outcome(folder: Path) -> dict[str, Any]:
     first, last = lines[0], lines[-1]
     before, after = (_chrf(folder / line["completions"]) for line in (first, last))
     differences = [a - b for a, b in zip(after, before, strict=True)]
-    low, high = paired_interval(differences)
+    low, high = mean_interval(differences)
     return {
         "sources": len(differences),
         "before": {name: first[name] for name in FIGURES},

@@ -28,6 +28,7 @@ from demo.train.evaluate_models import MODELS, mean, translation
 from demo.train.policy import load, prompt_ids, sample, save
 from demo.train.tokenizer import EOS, PAD
 from scorekit.command import run_command
+from scorekit.paired import mean_interval
 
 WEIGHTS = {"minor": -1.0, "major": -5.0, "critical": -10.0}
 
@@ -180,8 +181,7 @@ def evaluate(model: Any, tokenizer: Any, metrics: Any, rows: list[dict], label: 
 def interval(before: list[float], after: list[float]) -> str:
     """Return the mean paired difference with its 95 % bootstrap interval."""
     change = np.array(after) - np.array(before)
-    draws = np.random.default_rng(0).choice(change, (2000, len(change))).mean(1)
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = mean_interval(change.tolist())
     return f"sentence chrF {change.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
 
 

@@ -19,7 +19,6 @@ import yaml
 from rich.console import Console
 
 from bench.common import Measurement, measure, table
-from demo.run import paired_interval
 from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
@@ -29,6 +28,7 @@ from evidence.search.__main__ import SIDE_BY_SIDE
 from evidence.search.sets import HELD_OUT, SETS
 from evidence.seeds import seed_interval
 from scorekit.errors import UserError
+from scorekit.paired import mean_interval
 from scorekit.processes import end_with_parent
 from testing.processes import child_environment, exit_on_sigterm, serving
 from trainer.runs.run_log import read_jsonl
@@ -175,7 +175,7 @@ def _difference(
     """Return the difference of two arms in the reward, by seed and by question."""
     first, second = (_by_question(folder, arm, seeds, set_name) for arm in pair)
     changes = [first[id] - second[id] for id in second]
-    low, high = paired_interval(changes)
+    low, high = mean_interval(changes)
     by_seed = [
         _evaluation_stats(folder, pair[0], seed, set_name)["reward_mean"]
         - _evaluation_stats(folder, pair[1], seed, set_name)["reward_mean"]

@@ -9,9 +9,9 @@ from typing import Any
 
 from demo.roleplay.compare import Stage, read_stage
 from evidence.roleplay.arms import ALL, ARMS, names_folder, run_folder
+from scorekit.paired import paired_standard_error
 from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.rewards import REWARDS
-from trainer.runs.evaluation.paired import paired_standard_error
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from evidence.search.arms import ARMS, Plan
 from evidence.search.runs import measured_path, start_path
-from trainer.runs.evaluation.paired import paired_stat
+from scorekit.paired import paired_stat
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 

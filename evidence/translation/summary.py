@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from evidence.translation.arms import HELD_OUT, Arm, Plan
-from trainer.runs.evaluation.paired import bootstrap_differences, paired_standard_error
+from scorekit.paired import bootstrap_differences, paired_standard_error
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 from trainer.translation.evaluation.compare import compare_policies

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from scorekit.paired import PairedStat, paired_mean
+
 #: Key -> stat, of a line of log.jsonl or eval.jsonl.
 Stats = dict[str, float | int | None]
 
@@ -110,6 +112,31 @@ def compare(
         before_text, after_text = (_show(value, stat.digits) for value in (old, new))
         rows.append(Comparison(stat.title, before_text, after_text, change, verdict))
     return rows
+
+
+def compare_lines(
+    table: Sequence[StatSpec],
+    first: Sequence[Mapping[str, Any]],
+    second: Sequence[Mapping[str, Any]],
+) -> list[PairedStat]:
+    """Return the stats with a `value_of_row`, for sources for which both lines have a value.
+
+    first, second: lines of the same sources in the same order.
+    """
+    paired_stats = []
+    for stat in table:
+        if stat.value_of_row is None:
+            continue
+        values = [
+            (stat.value_of_row(a), stat.value_of_row(b)) for a, b in zip(first, second, strict=True)
+        ]
+        both = [(a, b) for a, b in values if a is not None and b is not None]
+        if None in stat.hidden_at and not both:
+            continue
+        higher = None if stat.better is None else stat.better == "higher"
+        left_out = len(values) - len(both)
+        paired_stats.append(paired_mean(stat.title, stat.key, both, left_out, higher))
+    return paired_stats
 
 
 def _show(value: float | None, digits: int) -> str:

@@ -222,7 +222,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def test_runs_become_tables_and_a_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.runs.evaluation.paired.RESAMPLES", 200)
+    monkeypatch.setattr("scorekit.paired.RESAMPLES", 200)
     plan = replace(make_plan(False, [], [1, 2], CONFIG), folder=tmp_path)
     for arm in ARMS.values():
         for question_set in SETS:

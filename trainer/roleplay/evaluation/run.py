@@ -46,7 +46,7 @@ from trainer.runs.evaluation.files import (
     has_evaluation,
     policy_at,
 )
-from trainer.runs.evaluation.paired import compare_lines
+from trainer.runs.stats import compare_lines
 
 #: Parts of the scorer that an evaluation records, in words.
 _SCORED = {

@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
+from scorekit.paired import PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.evaluation.paired import PairedStat, as_row
 from trainer.runs.stats import StatSpec, compare
 
 _VERDICTS = {"better": "green", "worse": "red", "": ""}

@@ -19,9 +19,9 @@ from pydantic import BaseModel
 from scorekit.documents import read_json
 from scorekit.errors import UserError
 from scorekit.net.addresses import without_userinfo
+from scorekit.paired import PairedStat, comparison_values
 from trainer.rl.config import PolicyConfig
 from trainer.runs.config import DEFAULT_EVAL_SET, FolderConfig
-from trainer.runs.evaluation.paired import PairedStat, comparison_values
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 
 #: Folder of the other policy's evaluation, within that of the policy.

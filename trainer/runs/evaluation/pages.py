@@ -13,9 +13,9 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.net.masking import without_passwords
+from scorekit.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from scorekit.report.page import Filters, write_html
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.evaluation.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import StatSpec, compare
 

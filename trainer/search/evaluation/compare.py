@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.runs.evaluation.paired import (
+from scorekit.paired import (
     PairedStat,
-    compare_lines,
     indices_by_group,
     largest_changes,
 )
+from trainer.runs.stats import compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.stats import group_names, table
 from trainer.search.records import Trajectory

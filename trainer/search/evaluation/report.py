@@ -12,6 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from scorekit.paired import PairedStat
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.evaluation.curves import draw_curves
 from trainer.runs.evaluation.pages import (
@@ -21,7 +22,6 @@ from trainer.runs.evaluation.pages import (
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.paired import PairedStat
 from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.stats import compare
 from trainer.search.evaluation.compare import changed_most, episodes_of, line_key

@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, get_args
 
-from trainer.runs.evaluation.paired import indices_by_group
+from scorekit.paired import indices_by_group
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS

@@ -5,22 +5,23 @@ Corpus chrF and BLEU are recomputed for each resample, from the sums of the segm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from trainer.runs.evaluation.paired import (
-    Line,
+from scorekit.paired import (
     PairedStat,
-    compare_lines,
     indices_by_group,
     largest_changes,
     paired_stat,
 )
+from trainer.runs.stats import compare_lines
 from trainer.translation.evaluation.quality import corpus_metrics
 from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, table
+
+Line = Mapping[str, Any]
 
 
 def compare_policies(first: Sequence[Line], second: Sequence[Line]) -> dict[str, list[PairedStat]]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from scorekit.paired import indices_by_group
 from scorekit.rewards.local_rules import chrf
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
-from trainer.runs.evaluation.paired import indices_by_group
 from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
 from trainer.runs.rollout_stats import rollout_stats
 from trainer.runs.stats import mean_of

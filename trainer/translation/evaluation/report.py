@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from scorekit.paired import PairedStat
 from scorekit.report.render import COLOURS, cut_segments, hint
 from scorekit.schemas import ErrorSpan
 from trainer.runs.evaluation.pages import (
@@ -20,7 +21,6 @@ from trainer.runs.evaluation.pages import (
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.paired import PairedStat
 from trainer.runs.evaluation.reports import lines_by_set
 from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.curves import draw_run

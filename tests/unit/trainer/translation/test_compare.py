@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sacrebleu
 
-from trainer.runs.evaluation.paired import FEWEST, as_row
+from scorekit.paired import FEWEST, as_row
 from trainer.translation.evaluation.compare import changed_most, compare_policies
 from trainer.translation.evaluation.quality import reference_stats
 
@@ -14,7 +14,7 @@ KO, DE = "en-US>ko-KR", "en-US>de-DE"
 
 @pytest.fixture(autouse=True)
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.runs.evaluation.paired.RESAMPLES", 500)
+    monkeypatch.setattr("scorekit.paired.RESAMPLES", 500)
 
 
 def line(number, metricx=5.0, mt="열기", **changes):

@@ -14,8 +14,7 @@ from trainer.runs.evaluation.files import (
     check_same_scoring,
     has_evaluation,
 )
-from trainer.runs.evaluation.paired import compare_lines
-from trainer.runs.stats import StatSpec
+from trainer.runs.stats import StatSpec, compare_lines
 
 TABLE = (StatSpec(key="score", title="score", value_of_row=lambda line: line["score"]),)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kits.trainer.searching.finished import episode, question
-from trainer.runs.evaluation.paired import compare_lines
+from trainer.runs.stats import compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.stats import (
     REASONS,

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from trainer.runs.evaluation.paired import bootstrap_differences, percentile_interval
+from scorekit.paired import bootstrap_differences, percentile_interval
 
 
 def paired(differences):

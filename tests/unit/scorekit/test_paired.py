@@ -8,8 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from trainer.runs.evaluation.paired import (
+from scorekit.paired import (
     bootstrap_differences,
+    mean_interval,
+    paired_mean,
     paired_standard_error,
 )
 
@@ -43,3 +45,11 @@ def test_the_standard_error_of_paired_differences() -> None:
     assert paired_standard_error([1.0, 1.0]).errors == math.inf
     with pytest.raises(ValueError, match="no differences"):
         paired_standard_error([])
+
+
+def test_the_interval_of_a_mean_is_that_of_its_paired_stat() -> None:
+    """Check a case by hand, too: equal differences have one value in each resample."""
+    differences = np.random.default_rng(4).normal(0.2, 1.0, size=40).tolist()
+    stat = paired_mean("", "", [(0.0, value) for value in differences], 0, higher=True)
+    assert mean_interval(differences) == (stat.low, stat.high)
+    assert mean_interval([0.5] * 12) == (0.5, 0.5)

@@ -1,4 +1,4 @@
-"""Paired differences of two policies on the same sources, with bootstrap intervals.
+"""Paired differences of two policies or systems on the same sources, with bootstrap intervals.
 
 Sources are resampled with replacement, and each resample gives a difference between the two (Koehn
 2004, "Statistical Significance Tests for Machine Translation Evaluation", section 3). The interval
@@ -16,13 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from trainer.runs.stats import StatSpec
-
 RESAMPLES = 2000
 SEED = 0
 #: With fewer sources the quantiles mean nothing: no interval is given.
 FEWEST = 10
-Line = Mapping[str, Any]
 T = TypeVar("T")
 
 
@@ -147,29 +144,20 @@ def as_row(stat: PairedStat) -> StatRow:
     )
 
 
-def compare_lines(
-    table: Sequence[StatSpec], first: Sequence[Line], second: Sequence[Line]
-) -> list[PairedStat]:
-    """Return the stats with a `value_of_row`, for sources for which both lines have a value.
+def paired_mean(
+    title: str, key: str, pairs: Sequence[Sequence[float]], left_out: int, higher: bool | None
+) -> PairedStat:
+    """Return the paired stat of two means. pairs: the value of each source for either policy."""
+    pairs_N2S = np.array(pairs, dtype=np.float64).reshape(-1, 2, 1)
+    mean = partial(_mean, count=len(pairs))
+    return paired_stat(title, key, pairs_N2S, left_out, mean, higher)
 
-    first, second: lines of the same sources in the same order.
-    """
-    paired_stats = []
-    for stat in table:
-        if stat.value_of_row is None:
-            continue
-        values = [
-            (stat.value_of_row(a), stat.value_of_row(b)) for a, b in zip(first, second, strict=True)
-        ]
-        both = [pair for pair in values if None not in pair]
-        if None in stat.hidden_at and not both:
-            continue
-        pairs_N2S = np.array(both, dtype=np.float64).reshape(-1, 2, 1)
-        mean = partial(_mean, count=len(both))
-        left_out = len(values) - len(both)
-        higher = None if stat.better is None else stat.better == "higher"
-        paired_stats.append(paired_stat(stat.title, stat.key, pairs_N2S, left_out, mean, higher))
-    return paired_stats
+
+def mean_interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of the mean of paired differences."""
+    pairs_N2S = np.array([(0.0, value) for value in differences], dtype=np.float64)[:, :, None]
+    mean = partial(_mean, count=len(differences))
+    return percentile_interval(bootstrap_differences(pairs_N2S, mean))
 
 
 def _mean(sums: Any, count: int) -> float:
