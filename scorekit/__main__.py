@@ -36,6 +36,16 @@ COMMANDS = {
         "Score a file with a running service.",
         _SCORES,
     ),
+    "show": Entry(
+        "scorekit.client.files.show_command:show",
+        "Show the rows of a scored file with the worst scores, errors marked.",
+        _SCORES,
+    ),
+    "compare": Entry(
+        "scorekit.client.files.compare_command:compare",
+        "Tell by a paired bootstrap which of two systems has better scores.",
+        _SCORES,
+    ),
     "meta-eval": Entry(
         "scorekit.metaeval.command:meta_eval",
         "Tell how metrics agree with human judgements.",

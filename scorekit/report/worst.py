@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from scorekit.report.render import as_rich_text, hint, visible
-from scorekit.schemas import ErrorSpan
+from scorekit.schemas import ErrorSpan, UnplacedError
 
-#: Numbers of failed rows that are listed.
+#: Failed rows that are listed.
 _MAX_LISTED = 20
 
 
@@ -30,16 +30,24 @@ class ScoredRow(NamedTuple):
     texts: Mapping[str, str]
     results: Mapping[str, Mapping[str, Any]]
 
+    @property
+    def name(self) -> str:
+        """Return the words for the row in a message."""
+        return f"line {self.number}" + ("" if self.id is None else f" (id {visible(str(self.id))})")
+
 
 class WorstRows:
-    """Collects the rows with the worst scores of a metric. Of equal ones, the first."""
+    """Collects the rows with the worst scores of a metric. Of equal ones, the first.
+
+    failed: the first rows without a score. num_failed: number of all of them.
+    """
 
     def __init__(self, count: int, metric: str, *, higher_is_better: bool) -> None:
         self.metric, self.higher_is_better = metric, higher_is_better
         self._count = count
         self._heap: list[tuple[float, int, ScoredRow]] = []
         self.num_scored = 0
-        self.failed: list[int] = []  # the first ones' numbers
+        self.failed: list[ScoredRow] = []
         self.num_failed = 0
 
     def add(self, row: ScoredRow) -> None:
@@ -48,7 +56,7 @@ class WorstRows:
         if not result["ok"]:
             self.num_failed += 1
             if len(self.failed) < _MAX_LISTED:
-                self.failed.append(row.number)
+                self.failed.append(row)
             return
         self.num_scored += 1
         badness = -result["score"] if self.higher_is_better else result["score"]
@@ -62,27 +70,41 @@ class WorstRows:
         """Return the rows, the worst first."""
         return [row for _, _, row in sorted(self._heap, reverse=True)]
 
+    @property
+    def title(self) -> str:
+        """Return what the rows are."""
+        better = "higher" if self.higher_is_better else "lower"
+        counts = f"{len(self._heap):,} worst of {self.num_scored:,}"
+        return f"{counts} by {visible(self.metric)} ({better} is better)"
 
-def print_worst(console: Console, worst: WorstRows) -> None:
-    """Print the rows with their texts, and which rows have no score."""
-    rows = worst.rows()
-    better = "higher" if worst.higher_is_better else "lower"
-    title = f"{len(rows):,} worst of {worst.num_scored:,} by {visible(worst.metric)}"
-    console.print(Text(f"\n{title} ({better} is better)", "bold"))
-    print_rows(console, rows)
+    @property
+    def failed_title(self) -> str:
+        """Return how many rows have no score; empty if all have."""
+        if not self.num_failed:
+            return ""
+        count, metric = f"{self.num_failed:,}", visible(self.metric)
+        return f"Without a score of {metric}, and not among the worst: {count}"
+
+
+def print_worst(
+    console: Console, worst: WorstRows, rows: Iterable[ScoredRow] | None = None
+) -> None:
+    """Print the rows with their texts, and which rows have no score.
+
+    rows: in place of the worst ones; they have their texts.
+    """
+    console.print(Text(f"\n{worst.title}", "bold"))
+    print_rows(console, worst.rows() if rows is None else rows)
     if worst.num_failed:
-        numbers = ", ".join(map(str, worst.failed))
-        more = ", ..." if worst.num_failed > len(worst.failed) else ""
-        console.print(
-            Text(
-                f"\nwithout a score of {visible(worst.metric)}, and not among them: "
-                f"{worst.num_failed:,} (line {numbers}{more})"
-            )
-        )
+        console.print(Text(f"\n{worst.failed_title}", "bold"))
+        for row in worst.failed:
+            console.print(Text(f"  {row.name}: {error_text(row.results[worst.metric])}"))
+        if worst.num_failed > len(worst.failed):
+            console.print(Text(f"  and {worst.num_failed - len(worst.failed):,} more"))
 
 
 def print_rows(console: Console, rows: Iterable[ScoredRow]) -> None:
-    """Print each row: where it is, its scores, and its texts with the errors in `mt` marked."""
+    """Print each row: where it is, its scores, and its texts with their errors marked."""
     for row in rows:
         console.print()
         console.print(_head(row))
@@ -90,36 +112,65 @@ def print_rows(console: Console, rows: Iterable[ScoredRow]) -> None:
         table.add_column(style="dim", no_wrap=True)
         table.add_column(overflow="fold")
         for name, text in row.texts.items():
-            if name == "mt":
-                _add_translation(table, text, row.results)
-            else:
-                table.add_row(Text(f"  {visible(name)}"), Text(visible(text)))
+            _add_text(table, name, text, row)
+        for metric, remark in remarks(row):
+            table.add_row(Text(f"  {visible(metric)}"), Text(remark))
         console.print(table)
 
 
 def _head(row: ScoredRow) -> Text:
-    head = Text(f"line {row.number}", "bold")
-    if row.id is not None:
-        head.append(f"  id {visible(str(row.id))}")
+    head = Text(row.name, "bold")
     if row.system is not None:
         head.append(f"  system {visible(row.system)}")
-    for name, result in row.results.items():
-        value = f"{result['score']:.4f}" if result["ok"] else f"failed ({result['error']['type']})"
-        head.append(f"  {visible(name)} {value}")
+    for metric, result in row.results.items():
+        head.append(f"  {visible(metric)} {score_text(result)}")
     return head
 
 
-def _add_translation(table: Table, mt: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add the translation, and a row with the errors of each metric that marks some.
+def score_text(result: Mapping[str, Any]) -> str:
+    """Return the score, or the type of the error."""
+    return f"{result['score']:.4f}" if result["ok"] else f"failed ({result['error']['type']})"
 
-    The first of them colors the translation."""
-    spans_by_metric = {
-        name: [ErrorSpan.model_validate(span) for span in result["error_spans"]]
-        for name, result in results.items()
-        if result.get("error_spans")
+
+def error_text(result: Mapping[str, Any]) -> str:
+    """Return why a row has no score."""
+    return visible(f"{result['error']['type']}: {result['error']['message']}")
+
+
+def marked_spans(name: str, row: ScoredRow) -> dict[str, list[ErrorSpan]]:
+    """Return the errors in a text of the row, by the metric that marks some."""
+    field = {"mt": "error_spans", "src": "omissions"}.get(name, "")
+    return {
+        metric: [ErrorSpan.model_validate(span) for span in result[field]]
+        for metric, result in row.results.items()
+        if result.get(field)
     }
-    table.add_row("  mt", as_rich_text(mt, next(iter(spans_by_metric.values()), [])))
-    for name, spans in spans_by_metric.items():
-        label = "  errors" if len(spans_by_metric) == 1 else f"  errors of {visible(name)}"
-        errors = "; ".join(f"{visible(mt[s.start : s.end])} ({hint(s)})" for s in spans)
-        table.add_row(Text(label), Text(errors))
+
+
+def remarks(row: ScoredRow) -> Iterator[tuple[str, str]]:
+    """Yield (metric, what else it tells): what it did not read, errors without a place, reasons."""
+    for metric, result in row.results.items():
+        if cut := [name for name, is_cut in (result.get("truncated") or {}).items() if is_cut]:
+            yield metric, f"cut, not read to the end: {', '.join(cut)}"
+        if result.get("windows"):
+            yield metric, f"scored in {len(result['windows'])} windows"
+        for entry in result.get("unplaced") or ():
+            error = UnplacedError.model_validate(entry)
+            reason = "not there" if error.reason == "absent" else "there more than once"
+            yield metric, visible(f"{error.severity} in {error.of}: {error.quote} ({reason})")
+        if verdict := result.get("verdict"):
+            yield metric, visible(f"{verdict['reason_code']}: {verdict['notes']}")
+
+
+def _add_text(table: Table, name: str, text: str, row: ScoredRow) -> None:
+    """Add a text, and a row with the errors of each metric that marks some in it.
+
+    The first of them colors the text."""
+    spans_by_metric = marked_spans(name, row)
+    marked = as_rich_text(text, next(iter(spans_by_metric.values()), []))
+    table.add_row(Text(f"  {visible(name)}"), marked)
+    kind = "omissions" if name == "src" else "errors"
+    for metric, spans in spans_by_metric.items():
+        label = kind if len(spans_by_metric) == 1 else f"{kind} of {visible(metric)}"
+        errors = "; ".join(f"{visible(text[s.start : s.end])} ({hint(s)})" for s in spans)
+        table.add_row(Text(f"  {label}"), Text(errors))

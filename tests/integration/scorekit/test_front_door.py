@@ -23,6 +23,8 @@ RUNNER = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"})
 MODULES = {
     "score": "scorekit.__main__",
     "meta-eval": "scorekit.__main__",
+    "show": "scorekit.__main__",
+    "compare": "scorekit.__main__",
     "roleplay": "trainer.__main__",
     "search": "trainer.__main__",
     **{
