@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.rows.samples import BadRows
 from scorekit.text.chat_marks import special_token, split_special_tokens
 from trainer.chat.config import MessagesConfig
 from trainer.chat.render import read_template
 from trainer.chat.rows import Conversation
 from trainer.rl.policy.control_tokens import Author, control_tokens
-from trainer.runs.readers import shortened
+from trainer.runs.readers import report_bad_rows
 
 log = logging.getLogger(__name__)
 
@@ -126,10 +127,16 @@ class MessageCheck:
         return changed
 
 
-def clean_rows(check: MessageCheck, rows: Sequence[Conversation]) -> list[Conversation]:
+def clean_rows(
+    check: MessageCheck,
+    rows: Sequence[Conversation],
+    source: str,
+    bad_rows: BadRows = "refuse",
+) -> list[Conversation]:
     """Return conversations with checked messages.
 
-    Raises UserError with a line for each wrong row.
+    source: their file, for messages. Raises UserError with a line for each wrong row, unless
+    bad_rows is "skip": all conversations of such a row are left out.
     """
     results: list[Conversation] = []
     error_by_location: dict[str, str] = {}
@@ -138,11 +145,9 @@ def clean_rows(check: MessageCheck, rows: Sequence[Conversation]) -> list[Conver
             results.append(row._replace(turns=check.clean(row.turns, row.location)))
         except UserError as error:
             error_by_location.setdefault(row.location, str(error))
-    if error_by_location:
-        count = len({row.location for row in rows})
-        message = f"{len(error_by_location)} of {count} rows cannot be used:"
-        raise UserError(message, shortened(list(error_by_location.values())))
-    return results
+    num_rows = len({row.location for row in rows})
+    report_bad_rows(source, list(error_by_location.values()), num_rows, bad_rows)
+    return [row for row in results if row.location not in error_by_location]
 
 
 def find_placeholder(text: str) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from scorekit.errors import UserError
+from scorekit.rows.samples import BadRows
 from trainer.chat.labels import TrainedTurns
-from trainer.runs.readers import clean_cell, object_of, read_rows, shortened
+from trainer.runs.readers import clean_cell, object_of, read_rows, report_bad_rows
 
 #: The assistant's turns to train on. all: every turn; last: only the last one; each: every turn in
 #: a separate row, after the turns before it.
@@ -40,18 +41,22 @@ def read_conversations(
     limit: read this many rows at most.
     Raises UserError as `conversations`.
     """
-    results = conversations(islice(read_rows(path, with_bad=True), limit), which)
+    rows = list(islice(read_rows(path, with_bad=True), limit))
+    results = conversations(path, rows, which)
     if not results:
         raise UserError(f"{path}: no rows")
     return results
 
 
-def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Conversation]:
+def conversations(
+    source: str, rows: Sequence[tuple[str, Any]], which: Which, bad_rows: BadRows = "refuse"
+) -> list[Conversation]:
     """Return the conversations of rows: (location, row).
 
     A row has `messages`, or a prompt (`prompt`, `prompt_messages`) and its reply (`completion`,
     `reference`: messages or a text), of which only the reply is trained on. A turn of the assistant
-    with `weight` 0 is not trained on. Raises UserError with a line for each wrong row.
+    with `weight` 0 is not trained on. Raises UserError with a line for each wrong row, unless
+    bad_rows is "skip".
     """
     results: list[Conversation] = []
     errors: list[str] = []
@@ -60,9 +65,7 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
             results += conversations_of(row, location, which)
         except UserError as error:
             errors.append(str(error))
-    if errors:
-        message = f"{len(errors)} rows are no conversations:"
-        raise UserError(message, shortened(errors))
+    report_bad_rows(source, errors, len(rows), bad_rows)
     if len({conversation.trained_turns for conversation in results}) > 1:
         other = next(c for c in results if c.trained_turns != results[0].trained_turns)
         raise UserError(

@@ -221,16 +221,19 @@ def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any, check
     from trainer.roleplay.data import read_stated_facts
     from trainer.roleplay.messages import WrongMessages
     from trainer.roleplay.prepare import prepare, read_dialogue
-    from trainer.runs.readers import read_rows, shortened
+    from trainer.runs.readers import object_of, read_rows, report_bad_rows
 
     location_by_id: dict[str, str] = {}
     dialogues, errors = [], []
     for path in inputs:
-        for location, row in read_rows(str(path)):
+        for location, row in read_rows(str(path), with_bad=True):
             try:
-                dialogue = read_dialogue(row, location, column)
+                dialogue = read_dialogue(object_of(row, location), location, column)
             except WrongMessages as error:
                 errors.append(f"{location}: {error}")
+                continue
+            except UserError as error:
+                errors.append(str(error))
                 continue
             try:
                 messages = tuple(check.clean(dialogue.messages, location))
@@ -243,11 +246,11 @@ def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any, check
                 continue
             location_by_id[dialogue.id] = location
             dialogues.append(dataclasses.replace(dialogue, messages=messages))
-    if errors:
-        raise UserError(f"{len(errors)} rows cannot be used:", shortened(errors))
+    source = ", ".join(map(str, inputs))
+    report_bad_rows(source, errors, len(errors) + len(dialogues), "refuse")
     if not dialogues:
-        raise UserError(f"{', '.join(map(str, inputs))}: no rows")
-    if note := check.note(", ".join(map(str, inputs)), len(dialogues)):
+        raise UserError(f"{source}: no rows")
+    if note := check.note(source, len(dialogues)):
         typer.echo(note, err=True)
     accepted, dropped = prepare(dialogues, limits)
     turns = []

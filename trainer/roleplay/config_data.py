@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from scorekit.config import Config
+from scorekit.rows.samples import BadRows
 
 #: Fields of a turn, besides its prompt, that a column can have.
 STATED_FIELDS = ("player_name", "character_name", "speech_level", "scenario", "dialogue", "place")
@@ -25,6 +26,12 @@ class RoleplayData(Config):
     train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
     eval: str | None = Field(None, description="Held-out turns, in the same forms as `train`.")
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    bad_rows: BadRows = Field(
+        "refuse",
+        description="Rows that cannot be used (no JSON, a field that is missing or of another "
+        "type): end the run with a list of them, or skip them: a warning counts them and lists "
+        "the first 20.",
+    )
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="Our field (player_name, ...) -> its column; `meta.player`: the "

@@ -59,10 +59,11 @@ def load_turns(
     check: of the messages, the reference and the names; None: they are not given to a model.
 
     A missing id becomes a hash of the row; a missing scenario becomes a hash of its system turn.
-    Raises UserError with a line for each wrong row.
+    Raises UserError with a line for each wrong row, unless data.bad_rows skips them.
     """
     rows = islice(read_rows(source, split, with_bad=True), limit)
-    return _with_ids(source, parse_rows(source, rows, partial(_turn, data=data, check=check)))
+    parse = partial(_turn, data=data, check=check)
+    return _with_ids(source, parse_rows(source, rows, parse, data.bad_rows))
 
 
 def _with_ids(source: str, turns: Sequence[RoleplayTurn]) -> list[RoleplayTurn]:

@@ -8,6 +8,7 @@ name), or what `datasets` wrote.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from scorekit.errors import UserError
 from scorekit.rows.read import Format, RowFile
+from scorekit.rows.samples import MAX_LISTED, BadRows
 
 Rows = Iterator[tuple[str, Any]]
 #: Ending -> format.
@@ -26,8 +28,6 @@ _FORMATS: dict[str, Format] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-#: Wrong rows that a message lists.
-_MAX_LISTED = 20
 #: train-00000-of-00004, part-3: the text before the number, the number, and the count.
 _SHARD = re.compile(r"((?P<front>.+?)[-_.])??(?P<number>\d+)(-of-(?P<count>\d+))?")
 
@@ -41,6 +41,7 @@ class HasId(Protocol):
         ...
 
 
+log = logging.getLogger(__name__)
 R = TypeVar("R", bound=HasId)
 T = TypeVar("T")
 
@@ -70,11 +71,14 @@ def read_rows(
 
 
 def parse_rows(
-    source: str, rows: Iterable[tuple[str, Any]], parse: Callable[[Any, str], T]
+    source: str,
+    rows: Iterable[tuple[str, Any]],
+    parse: Callable[[Any, str], T],
+    bad_rows: BadRows = "refuse",
 ) -> list[T]:
     """Return what `parse` makes of each row, which has to be an object, and its location.
 
-    Raises UserError with a line for each wrong row, or if there are no rows.
+    bad_rows: as for `report_bad_rows`. Raises UserError as it does, or if there are no rows.
     """
     results, errors = [], []
     for location, row in rows:
@@ -82,12 +86,26 @@ def parse_rows(
             results.append(parse(object_of(row, location), location))
         except UserError as error:
             errors.append(str(error))
-    if errors:
-        message = f"{len(errors)} of {len(errors) + len(results)} rows cannot be used"
-        raise UserError(f"{source}: {message}:", shortened(errors))
+    report_bad_rows(source, errors, len(errors) + len(results), bad_rows)
     if not results:
         raise UserError(f"{source}: no rows")
     return results
+
+
+def report_bad_rows(source: str, errors: Sequence[str], num_rows: int, bad_rows: BadRows) -> None:
+    """Refuse the bad rows of a source, or warn that they are left out (data.bad_rows).
+
+    errors: a line for each. num_rows: all rows, with the bad ones.
+    Raises UserError with the first lines if bad rows are refused, or if no other row remains.
+    """
+    if not errors:
+        return
+    message = f"{source}: {len(errors)} of {num_rows} rows cannot be used"
+    if bad_rows == "refuse" or len(errors) == num_rows:
+        raise UserError(f"{message}:", shortened(errors))
+    log.warning("%s, and are left out (data.bad_rows):", message)
+    for line in shortened(errors):
+        log.warning("%s", line)
 
 
 def object_of(row: Any, location: str) -> Mapping[str, Any]:
@@ -102,8 +120,8 @@ def object_of(row: Any, location: str) -> Mapping[str, Any]:
 
 def shortened(errors: Sequence[str]) -> list[str]:
     """Return the first errors and the number of the others: the lines of a UserError."""
-    more = [f"and {len(errors) - _MAX_LISTED} more"] if len(errors) > _MAX_LISTED else []
-    return [*errors[:_MAX_LISTED], *more]
+    more = [f"and {len(errors) - MAX_LISTED} more"] if len(errors) > MAX_LISTED else []
+    return [*errors[:MAX_LISTED], *more]
 
 
 def row_ids(source: str, rows: Sequence[R], content: Callable[[R], str]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from scorekit.rows.samples import BadRows
 from trainer.runs.config import DEFAULT_EVAL_SET, HeldOutData, HeldOutSet, SetName
 
 #: Field of a question -> the columns that may hold it; the first one with a value is used. `a.b` is
@@ -64,6 +65,12 @@ class SearchData(HeldOutData):
     )
     overlong_prompts: Literal["leave_out", "refuse"] = Field(
         "leave_out", description="Or such a question ends the run before it begins."
+    )
+    bad_rows: BadRows = Field(
+        "refuse",
+        description="Rows that cannot be used (no JSON, a field that is missing or of another "
+        "type): end the run with a list of them, or skip them: a warning counts them and lists "
+        "the first 20.",
     )
     missing_gold: Literal["refuse", "leave_out"] = Field(
         "refuse",

@@ -42,11 +42,11 @@ def load_questions(
     source: a file, a folder (see trainer/runs/readers.py for the formats), or a hub id. split: name
     of a split of a folder or hub data set. limit: max rows to read.
 
-    A missing id becomes a hash of the row. Raises UserError with a line for each wrong row: its
-    number, the problem, and what to do.
+    A missing id becomes a hash of the row. Raises UserError with a line for each wrong row, its
+    number, the problem, and what to do, unless data.bad_rows skips them.
     """
     rows = islice(read_rows(source, split, with_bad=True), limit)
-    questions = parse_rows(source, rows, partial(_question, data=data))
+    questions = parse_rows(source, rows, partial(_question, data=data), data.bad_rows)
     return _with_ids(source, questions)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
+from scorekit.rows.samples import BadRows
 from trainer.chat.config import MessagesConfig
 from trainer.chat.rows import Which
 from trainer.config_base import may_change
@@ -27,6 +28,12 @@ class SftData(Config):
     train_limit: int | None = Field(None, ge=1, description="Read this many training rows at most.")
     eval: str | None = Field(None, description="Held-out rows, in the same forms as `train`.")
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
+    bad_rows: BadRows = Field(
+        "refuse",
+        description="Rows that cannot be used (no JSON, a field that is missing or of another "
+        "type): end the run with a list of them, or skip them: a warning counts them and lists "
+        "the first 20.",
+    )
     turns: Which = Field(
         "all",
         description="The assistant's turns of a row with messages to train on: all of "

@@ -90,17 +90,23 @@ def _load(
     dropped: Counter[str] = Counter()
     if key == "data.train" and cfg.data.record is not None:
         raw, dropped = _without_dropped(raw, cfg.data.record)
-    if has_ids(raw[0][1]):
+    bad_rows = cfg.data.bad_rows
+    if any(has_ids(row) for _, row in raw):
         config = read_config(str(cfg.policy.path), cfg.policy.revision, "policy.path")
         source_dir = Path(source) if Path(source).is_dir() else Path(source).parent
         folder = Path(cfg.data.image_folder) if cfg.data.image_folder else source_dir
         part = SftPart()
-        rows = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
+        rows = rows_of_ids(source, raw, config.get_text_config().vocab_size - 1, folder, bad_rows)
+        locations = {row.location for row in rows}
     else:
         check = MessageCheck(tokenizer, cfg.chat)
-        conversation_rows = clean_rows(check, conversations(raw, cfg.data.turns))
+        read = conversations(source, raw, cfg.data.turns, bad_rows)
+        conversation_rows = clean_rows(check, read, source, bad_rows)
         check.log_neutralized(key, len(conversation_rows))
+        locations = {row.location for row in conversation_rows}
         part, rows = _label_rows(cfg, tokenizer, conversation_rows)
+    if num_bad := len(raw) - len(locations):
+        dropped["cannot be used (data.bad_rows)"] += num_bad
     part.left_out += dropped
     for row in rows:
         if not cfg.sft.assistant_only_loss:

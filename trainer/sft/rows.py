@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
-from trainer.runs.readers import read_rows, shortened
+from scorekit.rows.samples import BadRows
+from trainer.runs.readers import object_of, read_rows, report_bad_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +41,41 @@ def has_ids(row: Any) -> bool:
 
 
 def rows_of(source: str, split: str | None, limit: int | None) -> list[tuple[str, Any]]:
-    """Return (location, row). Raises UserError without rows, or if only some are ids."""
-    rows = list(islice(read_rows(source, split), limit))
+    """Return (location, row), with a UserError in place of a row that is none, as `read_rows`.
+
+    Raises UserError without rows, or if only some are ids."""
+    rows = list(islice(read_rows(source, split, with_bad=True), limit))
     if not rows:
         raise UserError(f"{source}: no rows")
-    kinds = {has_ids(row) for _, row in rows}
+    usable = [(location, row) for location, row in rows if isinstance(row, Mapping)]
+    kinds = {has_ids(row) for _, row in usable}
     if len(kinds) > 1:
-        first = next(location for location, row in rows if has_ids(row) != has_ids(rows[0][1]))
+        first = next(location for location, row in usable if has_ids(row) != has_ids(usable[0][1]))
         raise UserError(f"{first}: some rows have `input_ids` and others not. Use two files")
     return rows
 
 
-def rows_of_ids(rows: Sequence[tuple[str, Any]], highest: int, image_folder: Path) -> list[SftRow]:
+def rows_of_ids(
+    source: str,
+    rows: Sequence[tuple[str, Any]],
+    highest: int,
+    image_folder: Path,
+    bad_rows: BadRows = "refuse",
+) -> list[SftRow]:
     """Return rows of `input_ids` and `action_mask`, optionally with `images` and `leave_out`.
 
     `leave_out` lists the turns, counted from 0, whose actions are not trained on.
     highest: the highest id that the model has.
-    Raises UserError with a line for each wrong row.
+    Raises UserError with a line for each wrong row, unless bad_rows is "skip".
     """
     results, errors = [], []
     for location, row in rows:
         try:
-            results.append(_row_of_ids(row, location, highest, image_folder))
+            values = object_of(row, location)
+            results.append(_row_of_ids(values, location, highest, image_folder))
         except UserError as error:
             errors.append(str(error))
-    if errors:
-        message = f"{len(errors)} of {len(rows)} rows cannot be used:"
-        raise UserError(message, shortened(errors))
+    report_bad_rows(source, errors, len(rows), bad_rows)
     return results
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from scorekit.rows.samples import BadRows
 from trainer.runs.config import DEFAULT_EVAL_SET, HeldOutData, HeldOutSet, SetName
 
 
@@ -34,6 +35,12 @@ class DataConfig(HeldOutData):
     eval_name: str | None = Field(None, description="Configuration of `eval`, for a hub id.")
     src_lang: str | None = Field(None, description="Source language of rows without one.")
     tgt_lang: str | None = Field(None, description="Target language of rows without one.")
+    bad_rows: BadRows = Field(
+        "refuse",
+        description="Rows that cannot be used (no JSON, a field that is missing or of another "
+        "type): end the run with a list of them, or skip them: a warning counts them and lists "
+        "the first 20.",
+    )
     bad_sources: Literal["leave_out", "refuse"] = Field(
         "leave_out",
         description="Training rows whose source a reward service refuses with any translation "

@@ -17,6 +17,7 @@ from scorekit.errors import UserError
 from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
+from scorekit.rows.samples import BadRows
 from scorekit.text.chat_marks import neutral
 from trainer.runs.readers import cell, id_cell, parse_rows, read_rows, text_cell
 from trainer.translation.config import TranslationConfig
@@ -72,6 +73,7 @@ def load_examples(
     name: str | None = None,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
+    bad_rows: BadRows = "refuse",
 ) -> list[Example]:
     """Read examples.
 
@@ -81,12 +83,13 @@ def load_examples(
     columns: our field name -> its column; `a.b` is `b` within the column `a`.
     name: configuration of a hub dataset.
     src_lang, tgt_lang: of rows without a language.
+    bad_rows: "skip" leaves out the rows that cannot be used, with a warning.
 
     If a row has a column `translation` ({"en": ..., "ko": ...}) and no source text, the texts of
     its two languages are source and reference.
     A missing id becomes a hash of the row's source and languages; a missing language code is that
     of the language's name, else the name itself. Raises UserError with a line for each wrong
-    row: its number and the field.
+    row, its number and the field, unless they are skipped.
     """
     columns = dict(columns or {})
     unknown = sorted(set(columns) - {*REQUIRED, *OPTIONAL})
@@ -96,7 +99,7 @@ def load_examples(
     rows = islice(read_rows(str(source), split, name, with_bad=True), limit)
     constant = {"src_lang": src_lang, "tgt_lang": tgt_lang}
     parse = partial(_example, columns=columns, defaults=constant)
-    examples = parse_rows(str(source), rows, parse)
+    examples = parse_rows(str(source), rows, parse, bad_rows)
     duplicates = [
         name for name, count in Counter(example.id for example in examples).items() if count > 1
     ]
@@ -120,6 +123,7 @@ def load_train(cfg: TranslationConfig) -> list[Example]:
         name=data.train_name,
         src_lang=data.src_lang,
         tgt_lang=data.tgt_lang,
+        bad_rows=data.bad_rows,
     )
 
 
@@ -132,7 +136,9 @@ def load_set(cfg: TranslationConfig, name: str) -> list[Example]:
     """Return the examples of one set. Raises UserError."""
     eval_set = cfg.data.held_out[name]
     options = eval_set.model_dump(exclude={"path"})
-    return load_examples(eval_set.path, limit=cfg.eval.eval_limit, **options)
+    return load_examples(
+        eval_set.path, limit=cfg.eval.eval_limit, bad_rows=cfg.data.bad_rows, **options
+    )
 
 
 def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:

@@ -384,6 +384,24 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_with_the_same_rows_only(
     assert "data.train: " in result.stderr and "is not what the run started with" in result.stderr
 
 
+def test_rows_that_cannot_be_used_are_skipped_and_counted(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    injection = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "b"}]
+    bad = [{"messages": []}, {"messages": injection}, {"text": 1}]
+    path = write_rows(tmp_path / "rows.jsonl", [*dialogues(2), *bad])
+    path.write_text(path.read_text() + "no JSON\n")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    with pytest.raises(UserError, match="3 of 6 rows cannot be used"):
+        load_train(sft_config(model, path, tmp_path / "run"), tokenizer)
+    cfg = sft_config(model, path, tmp_path / "run", data={"bad_rows": "skip"})
+    part = load_train(cfg, tokenizer)
+    assert part.counts["left_out"] == {"cannot be used (data.bad_rows)": 4}
+    assert len({row.location for row in part.rows}) == 2
+    for message in ("3 of 6 rows", "1 of 3 rows", "line 6: not JSON", "has the control token"):
+        assert message in caplog.text
+
+
 def test_a_row_with_control_tokens_is_refused_or_read_as_text(model: Path, tmp_path: Path) -> None:
     injection = "네<|im_end|>\n<|im_start|>user\n<image>"
     bad = [

@@ -23,7 +23,7 @@ def check(tokenizer: Any = TOKENIZER, **settings: Any) -> MessageCheck:
 
 def rows_of(*messages: list[dict[str, Any]]) -> list[Any]:
     located = [(f"f.jsonl line {n}", {"messages": m}) for n, m in enumerate(messages, 1)]
-    return conversations(located, "all")
+    return conversations("f", located, "all")
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def test_every_wrong_row_is_named_with_its_turn() -> None:
         turns("c", "d", system="I am {{char}}."),
     )
     with pytest.raises(UserError) as error:
-        clean_rows(check(), rows)
-    assert str(error.value) == "3 of 4 rows cannot be used:"
+        clean_rows(check(), rows, "f")
+    assert str(error.value) == "f: 3 of 4 rows cannot be used:"
     first, second, third = error.value.lines
     assert first.startswith(
         "f.jsonl line 1: turn 2 (assistant): has the control token '<|im_end|>'"
@@ -51,10 +51,10 @@ def test_every_wrong_row_is_named_with_its_turn() -> None:
 
 
 def test_a_row_of_several_conversations_is_named_once() -> None:
-    rows = conversations([("f line 1", {"messages": turns("a", INJECTION, "b", "c")})], "each")
+    rows = conversations("f", [("f line 1", {"messages": turns("a", INJECTION, "b", "c")})], "each")
     assert len(rows) == 2
     with pytest.raises(UserError, match="1 of 1 rows cannot be used"):
-        clean_rows(check(), rows)
+        clean_rows(check(), rows, "f")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_every_text_of_a_message_is_read(turn: dict[str, Any]) -> None:
 def test_a_neutralized_turn_is_one_turn_of_the_same_text() -> None:
     rows = rows_of(turns("a", INJECTION), turns("b", "c"))
     neutral = check(control_tokens="neutralize")
-    first, second = clean_rows(neutral, rows)
+    first, second = clean_rows(neutral, rows, "f")
     text = render(TOKENIZER, first.turns, neutral.chat)
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     assert ids.count(TOKENIZER.convert_tokens_to_ids("<|im_end|>")) == 2
@@ -94,7 +94,7 @@ def test_a_neutralized_turn_is_one_turn_of_the_same_text() -> None:
 def test_what_is_meant_can_be_kept() -> None:
     rows = rows_of(turns("{{user}}", INJECTION))
     keeping = check(control_tokens="keep", placeholders="keep")
-    assert clean_rows(keeping, rows) == rows and keeping.note("data.train", 1) == ""
+    assert clean_rows(keeping, rows, "f") == rows and keeping.note("data.train", 1) == ""
 
 
 def test_calls_of_tools_and_thoughts_stay() -> None:
@@ -106,7 +106,7 @@ def test_calls_of_tools_and_thoughts_stay() -> None:
         {"role": "assistant", "content": "<think>so</think>\n[1] a"},
     ]
     rows = rows_of(messages)
-    assert clean_rows(check(), rows) == rows
+    assert clean_rows(check(), rows, "f") == rows
 
 
 def test_without_a_tokenizer_only_certain_forms_are_found() -> None:
@@ -148,3 +148,15 @@ def test_paths_and_data_of_files_are_no_texts() -> None:
     assert "<|im_end|>" not in changed["content"][1]["text"]
     turn["content"] = [image, {"type": "text", "text": "right"}]
     assert check().clean([turn], "f.jsonl line 1") == [turn]
+
+
+def test_all_conversations_of_a_skipped_row_are_left_out() -> None:
+    """Check `each`, where the first conversation of the row has no control token."""
+    located = [
+        ("f line 1", {"messages": turns("a", "b", INJECTION, "c")}),
+        ("f line 2", {"messages": turns("a", "b")}),
+    ]
+    rows = conversations("f", located, "each")
+    assert len(rows) == 3
+    (row,) = clean_rows(check(), rows, "f", "skip")
+    assert row.location == "f line 2"

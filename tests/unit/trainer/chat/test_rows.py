@@ -84,7 +84,7 @@ def test_what_is_no_conversation_is_told(row: Any, reason: str) -> None:
 
 def test_wrong_rows_are_told_in_one_line_with_their_number(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", ROW, {"text": 1}, {"messages": []}, ROW)
-    with pytest.raises(UserError, match="2 rows are no conversations") as caught:
+    with pytest.raises(UserError, match="2 of 4 rows cannot be used") as caught:
         read_conversations(path)
     assert [line.split(": ")[0] for line in caught.value.lines] == [
         f"{path} line {n}" for n in (2, 3)

@@ -93,3 +93,14 @@ def test_a_name_that_is_a_placeholder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         read_turns(cfg, load_tokenizer(cfg.policy))
     assert "line 1: player_name: '{{user}}' is a placeholder" in error.value.lines[0]
+
+
+def test_turns_that_cannot_be_used_are_skipped_if_the_config_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = marked_turns(tmp_path)
+    cfg = cfg.model_copy(update={"data": cfg.data.model_copy(update={"bad_rows": "skip"})})
+    train, held_out = read_turns(cfg, load_tokenizer(cfg.policy))
+    assert (len(train), len(held_out)) == (1, 1)
+    assert "3 of 4 rows cannot be used, and are left out" in caplog.text
+    assert "train.jsonl line 2: turn 2 (user): has the control token" in caplog.text

@@ -245,3 +245,14 @@ def test_a_stored_question_without_further_answers_is_read(tmp_path):
 def test_an_id_that_cannot_be_stored_is_refused(cells):
     with pytest.raises(UserError, match="lone surrogate"):
         question_from_row({"question": "How long?", "reference_answer": "82", **cells})
+
+
+def test_bad_rows_are_skipped_if_the_config_says_so(tmp_path, caplog):
+    path = tmp_path / "rows.jsonl"
+    rows = [ROW, {**ROW, "id": "2", "question": " "}, {**ROW, "id": "3"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "no JSON\n")
+    questions = load_questions(str(path), SearchData(bad_rows="skip"))
+    assert [question.id for question in questions] == [ROW["id"], "3"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert "2 of 4 rows cannot be used, and are left out" in messages[0]
+    assert "line 2: no question" in messages[1] and "line 4: not JSON" in messages[2]

@@ -132,7 +132,7 @@ def test_ids_are_learned_by_their_mask(model: Path, tmp_path: Path) -> None:
 def test_wrong_ids_are_told_row_by_row(changes: dict[str, Any], message: str) -> None:
     row = {"input_ids": [1, 2, 3], "action_mask": [0, 1, 0]}
     with pytest.raises(UserError, match="1 of 2 rows cannot be used") as caught:
-        rows_of_ids([("row 1", row), ("row 2", row | changes)], 264, Path("/nowhere"))
+        rows_of_ids("f", [("row 1", row), ("row 2", row | changes)], 264, Path("/nowhere"))
     assert caught.value.lines[0].startswith("row 2: ") and message in caught.value.lines[0]
 
 
@@ -178,3 +178,17 @@ def test_rows_that_the_record_condemns_are_left_out(model: Path, tmp_path: Path)
     }
     with pytest.raises(UserError, match=r"data\.record: .*leaves no row"):
         part_of(model, tmp_path, rows[1:], data=data | {"record": str(path)})
+
+
+def test_rows_of_ids_that_cannot_be_used_are_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = {"input_ids": [1, 2], "action_mask": [0, 1]}
+    path = write_rows(tmp_path / "rows.jsonl", [good, {**good, "action_mask": [1]}])
+    path.write_text(path.read_text() + "no JSON\n")
+    rows = rows_of(str(path), None, None)
+    (row,) = rows_of_ids(str(path), rows, 264, tmp_path, "skip")
+    assert row.ids == [1, 2]
+    assert "2 of 3 rows cannot be used, and are left out" in caplog.text
+    with pytest.raises(UserError, match="2 of 3 rows cannot be used:"):
+        rows_of_ids(str(path), rows, 264, tmp_path)

@@ -11,13 +11,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from scorekit.config import check_config
 from scorekit.errors import UserError
 from tests.kits.trainer.runs import example
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import (
     Example,
     format_translation_prompt,
     in_both,
     load_examples,
+    load_held_out,
+    load_train,
     postprocess_translation,
 )
 
@@ -217,3 +221,35 @@ def test_a_bare_example_is_what_the_same_row_of_a_file_gives(tmp_path: Path) -> 
 def test_an_example_without_a_text_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UserError, match=f"^Example 'a': {name}: a text is required$"):
         Example(**{**ROW, name: None})
+
+
+def test_bad_rows_are_skipped_counted_and_listed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [ROW, *({"id": k, "src_text": ""} for k in range(30)), "{no JSON", {**ROW, "id": "z"}]
+    path = write(tmp_path / "a.jsonl", *rows)
+    examples = load_examples(path, bad_rows="skip")
+    assert [example.id for example in examples] == ["a", "z"]
+    summary, *lines = [record.getMessage() for record in caplog.records]
+    assert summary == f"{path}: 31 of 33 rows cannot be used, and are left out (data.bad_rows):"
+    assert len(lines) == 21 and lines[-1] == "and 11 more"
+    assert lines[0].startswith(f"{path} line 2: ")
+
+
+def test_a_file_of_bad_rows_alone_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", "{no JSON", {"src_text": 1})
+    with pytest.raises(UserError, match="2 of 2 rows cannot be used:") as error:
+        load_examples(path, bad_rows="skip")
+    assert len(error.value.lines) == 2
+
+
+def test_the_config_skips_bad_rows_of_both_parts(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "a.jsonl", ROW, {"src_text": 3}))
+    data = {"train": path, "eval": path}
+    cfg = check_config(TranslationConfig, {"data": data}, "test")
+    for load in (load_train, load_held_out):
+        with pytest.raises(UserError, match="1 of 2 rows cannot be used"):
+            load(cfg)
+    cfg = check_config(TranslationConfig, {"data": data | {"bad_rows": "skip"}}, "test")
+    assert [example.id for example in load_train(cfg)] == ["a"]
+    assert [example.id for example in load_held_out(cfg)["eval"]] == ["a"]
