@@ -6,21 +6,21 @@ import csv
 import hashlib
 import io
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
 from scorekit.errors import UserError
 from scorekit.report.render import visible
-from scorekit.rows.read import MOST_CHARACTERS
+from scorekit.rows.read import MissingColumn, RowFile
+from trainer.runs.readers import shortened
 from trainer.search.curation.config_sections import CLASSES, TruthClass
 
 #: Columns of a worksheet that are read back.
 ID, PERSON, NOTE = "id", "person", "note"
 #: A cell that begins with one of these is a formula to a spreadsheet.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
-_SHOWN = 8  # max listed errors
 T = TypeVar("T", bound=Hashable)
 
 
@@ -55,37 +55,44 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
     ids: of the data's rows. A spreadsheet may have saved the file with another separator, or in the
     encoding of Korean Windows. Raises UserError with a line for each invalid row.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"--decisions {path}: {error.strerror or error}") from None
-    rows = _rows(data, path)
-    head = [cell.strip().lower() for cell in next(rows, [])]
-    missing = [name for name in (ID, PERSON) if head.count(name) != 1]
-    if missing:
-        raise UserError(
-            f"--decisions {path}: no column {missing[0]!r}, or several. Use worksheet.csv and "
-            f"write your classes into its column {PERSON!r}."
-        )
+    file = RowFile(path, "csv")
     id_by_cell = {_harmless(row_id): row_id for row_id in ids}
     labels: dict[str, HumanLabel] = {}
     errors = []
-    for number, row in enumerate(rows, 2):
-        cells = dict(zip(head, row, strict=False))
-        truth = "_".join(cells.get(PERSON, "").upper().replace("_", " ").split())
-        if not truth:
-            continue
-        row_id = id_by_cell.get(cells.get(ID, ""))
-        row_error = _row_error(row_id, cells.get(ID, ""), truth, labels)
-        if row_error:
-            errors.append(f"row {number}: {visible(row_error)}")
-        elif row_id is not None:
-            labels[row_id] = HumanLabel(cast(TruthClass, truth), cells.get(NOTE, "").strip())
+    try:
+        digest = _digest(path)
+        for number, cells, problem in file.rows((ID, PERSON), (ID, PERSON, NOTE), with_bad=True):
+            truth = "_".join(cells.get(PERSON, "").upper().replace("_", " ").split())
+            row_id = id_by_cell.get(cells.get(ID, ""))
+            if not truth and not problem:
+                continue
+            row_error = problem or _row_error(row_id, cells[ID], truth, labels)
+            if row_error:
+                errors.append(f"line {number}: {visible(row_error)}")
+            elif row_id is not None:
+                labels[row_id] = HumanLabel(cast(TruthClass, truth), cells.get(NOTE, "").strip())
+    except MissingColumn as error:
+        raise UserError(
+            f"--decisions {error}. Use worksheet.csv and write your classes into its column "
+            f"{PERSON!r}"
+        ) from None
+    except UserError as error:
+        raise UserError(f"--decisions {error}") from None
     if errors:
-        listed = errors[:_SHOWN]
-        listed += [f"and {len(errors) - _SHOWN} more"] if len(errors) > _SHOWN else []
-        raise UserError(f"--decisions {path}: {len(errors)} rows cannot be used:", listed)
-    return labels, hashlib.sha256(data).hexdigest()
+        count = len(errors)
+        raise UserError(f"--decisions {path}: {count} rows cannot be used:", shortened(errors))
+    return labels, digest
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of the file. Raises UserError if there is nothing in it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    if not data.strip():
+        raise UserError(f"{path}: is empty")
+    return hashlib.sha256(data).hexdigest()
 
 
 def _row_error(
@@ -98,25 +105,6 @@ def _row_error(
     if row_id in labels:
         return f"the id {row_id[:80]!r} is a duplicate"
     return ""
-
-
-def _rows(data: bytes, path: Path) -> Iterator[list[str]]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        try:
-            text = data.decode("cp949")
-        except UnicodeDecodeError:
-            raise UserError(
-                f"--decisions {path}: neither UTF-8 nor Korean Windows. Save it as CSV UTF-8."
-            ) from None
-    first = text.partition("\n")[0]
-    separator = max(",;\t", key=first.count)
-    csv.field_size_limit(MOST_CHARACTERS)
-    try:
-        yield from csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    except csv.Error as error:
-        raise UserError(f"--decisions {path}: not a CSV: {error}") from None
 
 
 def kappa(pairs: Sequence[tuple[T, T]]) -> float | None:

@@ -313,8 +313,8 @@ def test_a_row_of_a_worksheet_that_cannot_be_used_is_one_line(servers, tmp_path)
     result = run(*flags(servers, tmp_path, "--decisions", tmp_path / "bad.csv"))
     assert result.exit_code == 2 and not servers.verifier.requests
     assert "2 rows cannot be used" in result.output
-    assert "row 2: no row of the data has the id 'nobody'" in result.output
-    assert "row 3: 'MAYBE' is not a class" in result.output
+    assert "line 2: no row of the data has the id 'nobody'" in result.output
+    assert "line 3: 'MAYBE' is not a class" in result.output
 
 
 def test_the_worksheet_stands_alone_and_shows_pages_answers_and_quotes(servers, tmp_path):

@@ -55,7 +55,8 @@ def test_what_was_written_is_read_back_and_empty_cells_are_nobodys(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("separator", "encoding"), [(";", "utf-8"), ("\t", "utf-8-sig"), (",", "cp949")]
+    ("separator", "encoding"),
+    [(";", "utf-8"), ("\t", "utf-8-sig"), (",", "cp949"), ("\t", "utf-16")],
 )
 def test_a_spreadsheet_may_write_it_otherwise(tmp_path, separator, encoding):
     data = sheet([["질문5", "gen error", "맞음"], ["q1", "OK", ""]], (ID, "Person", NOTE))
@@ -84,22 +85,26 @@ def test_each_bad_row_is_one_line(tmp_path):
     with pytest.raises(UserError, match="3 rows cannot be used") as caught:
         read(tmp_path, sheet(rows, (ID, PERSON)))
     first, second, third = caught.value.lines
-    assert first.startswith("row 2: 'WRONG' is not a class: OK, GT_ERROR")
-    assert "no row of the data has the id 'q9'" in second and third.startswith("row 5: the id 'q2'")
+    assert first.startswith("line 2: 'WRONG' is not a class: OK, GT_ERROR")
+    assert "no row of the data has the id 'q9'" in second and third.startswith(
+        "line 5: the id 'q2'"
+    )
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no column 'id'"),
+        (b"", "worksheet.csv: is empty"),
         (b"id,class\nq1,OK\n", "no column 'person'"),
-        (b"id,person,person\nq1,OK,OK\n", "no column 'person', or several"),
-        (b"id,person\n\xff\xff\xff,OK\n", "neither UTF-8 nor"),
+        (b"id,person,person\nq1,OK,OK\n", "2 columns 'person'"),
+        (b"id,person\n\xff\xff\xff,OK\n", "line 2: not UTF-8 text"),
+        (b"id,person\nq1,OK\nq2\n", "line 3: 1 columns, the header has 2"),
     ],
 )
 def test_what_is_no_worksheet_is_one_line(tmp_path, data, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="--decisions") as caught:
         read(tmp_path, data)
+    assert message in "\n".join([str(caught.value), *caught.value.lines])
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
