@@ -123,18 +123,23 @@ def check(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="As for run --overwrite: of finished stages, too.")
     ] = False,
+    decontaminate: EvaluationSets = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="As for run --limit.")] = None,
     engine: Annotated[str, typer.Option(help="As for run: local, or ray.")] = "local",
 ) -> None:
-    """Check what a run depends on: config, folder, corpus, services. Nothing is written. The
-    teacher is asked for one token, a judge for one verdict."""
+    """Check what a run, or run --resume, depends on: config, folder, corpus, services. Nothing is
+    written. The teacher is asked for one token, a judge for one verdict."""
     with _clean_exit():
         cfg = load_config(SynthConfig, config, set_)
+        cfg.data.decontaminate += map(str, decontaminate or [])
         from scorekit.report.findings import print_check_results
         from synth.preflight import check_run
         from synth.run import RunOptions
         from synth.stages.table import named
 
-        options = RunOptions(named(stage), overwrite=overwrite, engine=engine)
+        options = RunOptions(
+            named(stage), resume=not overwrite, overwrite=overwrite, limit=limit, engine=engine
+        )
         _check(options, stage)
         raise typer.Exit(print_check_results(check_run(cfg, options)))
 

@@ -105,8 +105,8 @@ class DataConfig(Config):
     files: list[str] | None = Field(
         None,
         min_length=1,
-        description="Local .jsonl.gz (or .jsonl) shards, as paths or globs, or URLs of such; "
-        "null: the hub.",
+        description="Local shards, as paths or globs: .jsonl, or .txt with a text a line, also "
+        "as .gz; or URLs of .jsonl shards; null: the hub.",
     )
     src_lang: str = Field("", description="Source language: MADLAD id or any code of it (kor, ko).")
     tgt_lang: str = Field(

@@ -1,6 +1,8 @@
 """Check everything that a run needs before it starts or clears anything.
 
-Only the services of the pending stages are called:
+`check` prints the results, and `run` begins with the same checks. The first lines
+of 100 local corpus files at most are read; those of the hub are only listed. Only the services of
+the pending stages are called:
 
 - the teacher: its list of models, and one chat of one token;
 - each MetricX: its info;
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
 from synth.config import SynthConfig, answers_place, languages, pair_configs
-from synth.context import Stage
+from synth.context import Stage, StageContext
 from synth.execution.clients import EASY, asking, judge_request
 from synth.execution.cluster import connect, on_a_node
 from synth.execution.services import (
@@ -40,16 +43,22 @@ from synth.execution.services import (
     service_info,
     watching,
 )
+from synth.execution.stage_start import continued_manifest, requested_manifest
 from synth.execution.stage_types import MapStage
 from synth.location import check_claim
-from synth.run import RunOptions, run_folder
-from synth.sources.madlad import source_files
+from synth.reasons import Reason
+from synth.run import RunOptions, run_folder, stage_context
+from synth.sources.madlad import SourceFile, read_documents, source_files
+from synth.sources.measure import make_measure
+from synth.sources.segment import mode_code
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import BY_NAME
 from synth.storage.answer_cache import open_answers
 from synth.storage.store import StageFolder, digest_of
 
 PrintLine = Callable[[str], None]
+#: Number of corpus files that are read before a run, and of the first lines of each.
+_HEADS, _HEAD_LINES = 100, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +132,8 @@ def _look_at_files(
     runs.append(coming)
     if any(isinstance(stage, SampleSources) for stage in coming.stages):
         check(f"{pair}data.files", _corpus, cfg)
+        if cfg.bucketing.measure == "tokenizer":
+            check(f"{pair}bucketing.tokenizer", _tokenizer, cfg)
 
 
 def _prompt(cfg: SynthConfig) -> tuple[bool, str]:
@@ -139,22 +150,77 @@ def _out_dir(cfg: SynthConfig, options: RunOptions) -> tuple[bool, str]:
 def _pending_run(cfg: SynthConfig, options: RunOptions) -> tuple[_PendingRun, str]:
     """Return the unfinished or repeated stages.
 
-    Raises UserError for invalid inputs, for example a missing evaluation set or a damaged
-    folder."""
+    Raises UserError for invalid inputs, for example a missing evaluation set or a damaged folder,
+    and for output that was begun with other settings."""
     out_dir = run_folder(cfg, options)
     repeats = options.overwrite or options.repair is not None
+    for name in options.stages:
+        stage, ctx = BY_NAME[name], stage_context(name, cfg, options)
+        is_first = name == options.stages[0]
+        if not is_first and (repeats or not _has_input(stage, ctx)):
+            stage.settings(cfg)
+            continue
+        requested = requested_manifest(stage, ctx)
+        if not repeats:
+            continued_manifest(stage, requested, ctx)
     stages = tuple(
         BY_NAME[name] for name in options.stages if repeats or not StageFolder(out_dir, name).done()
     )
-    for stage in stages:
-        stage.settings(cfg)
     resumed = () if options.overwrite else tuple(StageFolder(out_dir, s.name) for s in stages)
     return _PendingRun(cfg, stages, resumed), ", ".join(s.name for s in stages) or "all are done"
 
 
+def _has_input(stage: Stage, ctx: StageContext) -> bool:
+    """Return whether the stage before has made its output; if not, it runs first."""
+    try:
+        return stage.after is None or ctx.input_of(stage) is not None
+    except UserError:
+        return False
+
+
 def _corpus(cfg: SynthConfig) -> tuple[None, str]:
+    """List the files, and read the first lines of local ones.
+
+    Raises UserError if more files begin with no document than data.max_unreadable allows."""
     files = source_files(cfg.data)
+    local = [file for file in files if "://" not in file.url]
+    heads = local[:: -(-len(local) // _HEADS) or 1]
+    problems = [problem for file in heads if (problem := _problem_of_head(file, cfg))]
+    if problems and (
+        len(problems) == len(files) or len(problems) > cfg.data.max_unreadable * len(heads)
+    ):
+        raise UserError(
+            f"data.files: {problems[0]}. A corpus is .jsonl, an object with `text` a line, or "
+            ".txt, a text a line; each also as .gz"
+        )
     return None, f"{len(files):,} files, the first: {files[0].name}"
+
+
+def _problem_of_head(file: SourceFile, cfg: SynthConfig) -> str | None:
+    """Return why no document is among the first lines of a file, or None if there is one."""
+    problems: list[str] = []
+
+    def note(line: int, code: Reason, reason: str) -> None:
+        problems.append(f"{file.name} line {line}: {reason}")
+        if len(problems) == _HEAD_LINES:
+            raise _HeadRead
+
+    with suppress(_HeadRead):
+        for document in read_documents(file, note):
+            code = mode_code(document, cfg.segmentation.mode)
+            if code is None:
+                return None
+            note(document.line, code, f"segmentation.mode {cfg.segmentation.mode}: {code}")
+    return problems[0] if problems else f"{file.name}: it has no document"
+
+
+class _HeadRead(Exception):
+    """Raised to end the reading of a file after its first lines."""
+
+
+def _tokenizer(cfg: SynthConfig) -> tuple[None, str]:
+    make_measure(cfg.bucketing, cfg.data.src_lang)
+    return None, f"{cfg.bucketing.tokenizer}: can be loaded"
 
 
 def _ray(cfg: SynthConfig) -> tuple[None, str]:

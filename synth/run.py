@@ -80,6 +80,22 @@ def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
     return out_dir.with_name(out_dir.name + "-dry-run") if options.dry_run else out_dir
 
 
+def stage_context(name: str, cfg: SynthConfig, options: RunOptions) -> StageContext:
+    """Return the context of one stage of a call."""
+    return StageContext(
+        cfg,
+        run_folder(cfg, options),
+        fallback_dir=cfg.run.out_dir if options.dry_run else None,
+        resume=options.resume,
+        overwrite=options.overwrite and name == options.stages[0],
+        limit=options.limit,
+        shard_id=options.shard_id,
+        num_shards=options.num_shards,
+        share=options.num_shards == 1 or len(options.stages) > 1,
+        give_up=options.give_up,
+    )
+
+
 def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     """Run the stages in order. Raises UserError; KeyboardInterrupt keeps finished work."""
     out_dir = run_folder(cfg, options)
@@ -136,20 +152,8 @@ def _run_one(
 ) -> bool:
     """Run one stage with its progress bar; return False if other machines are not done."""
     with _progress(console, name) as advance:
-        ctx = StageContext(
-            cfg,
-            out_dir,
-            fallback_dir=cfg.run.out_dir if options.dry_run else None,
-            resume=options.resume,
-            overwrite=options.overwrite and name == options.stages[0],
-            limit=options.limit,
-            shard_id=options.shard_id,
-            num_shards=options.num_shards,
-            share=options.num_shards == 1 or len(options.stages) > 1,
-            give_up=options.give_up,
-            advance=advance,
-            print_line=console.print,
-        )
+        ctx = stage_context(name, cfg, options)
+        ctx.advance, ctx.print_line = advance, console.print
         if exporter is not None:
             exporter.watch(name, ctx.stats)
         if options.repair is not None:

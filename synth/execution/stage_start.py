@@ -18,7 +18,22 @@ def prepare_stage(stage: Stage, later: Sequence[Stage], ctx: StageContext) -> di
 
     later: the following stages, which `overwrite` also clears. Raises UserError.
     """
-    folder = ctx.folder(stage.name)
+    requested = requested_manifest(stage, ctx)
+    if ctx.overwrite:
+        if ctx.num_shards > 1:
+            raise UserError(
+                "--overwrite clears what all machines have made: delete "
+                f"{ctx.folder(stage.name).path} and the later stages yourself, then start the "
+                "machines without it"
+            )
+        folders = [ctx.folder(stage_folder.name) for stage_folder in (stage, *later)]
+        with hold_locks([(stage_folder.lock(), False) for stage_folder in folders], "clear it"):
+            clear(ctx, stage, later)
+    return continued_manifest(stage, requested, ctx)
+
+
+def requested_manifest(stage: Stage, ctx: StageContext) -> dict[str, Any]:
+    """Return the manifest of a stage by its config and input. Raises UserError without input."""
     input_manifest = ctx.input_of(stage).manifest() if stage.after else None
     requested: dict[str, Any] = {
         "stage": stage.name,
@@ -26,16 +41,16 @@ def prepare_stage(stage: Stage, later: Sequence[Stage], ctx: StageContext) -> di
         "input": input_manifest["digest"] if input_manifest else None,
         "limit": ctx.limit,
     }
-    requested["digest"] = digest_of(requested)
-    if ctx.overwrite:
-        if ctx.num_shards > 1:
-            raise UserError(
-                "--overwrite clears what all machines have made: delete "
-                f"{folder.path} and the later stages yourself, then start the machines without it"
-            )
-        folders = [ctx.folder(stage_folder.name) for stage_folder in (stage, *later)]
-        with hold_locks([(stage_folder.lock(), False) for stage_folder in folders], "clear it"):
-            clear(ctx, stage, later)
+    return {**requested, "digest": digest_of(requested)}
+
+
+def continued_manifest(
+    stage: Stage, requested: dict[str, Any], ctx: StageContext
+) -> dict[str, Any]:
+    """Return the manifest that a stage continues with: that of its output, if it has some.
+
+    Raises UserError if it must not continue that output."""
+    folder = ctx.folder(stage.name)
     existing = folder.manifest()
     if existing is None:
         return requested

@@ -1,8 +1,8 @@
-"""Read the documents of MADLAD-400 from the hub or from local shards.
+"""Read the documents of MADLAD-400 from the hub or from local shards, or those of text files.
 
 Two layouts are supported. v1: data/<lang>/<lang>_<split>_0000.jsonl.gz, records {"text"}; v1.5:
 data-v1p5/<lang>/<split>_docs_v2-00000-of-00010.jsonl.gz, records {"text", "url"}. Records have no
-id, so file and line identify a document.
+id, so file and line identify a document. In a .txt each line is a document.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import aiohttp
 from scorekit.errors import UserError
 from scorekit.hub import hub_errors
 from scorekit.languages import find_language, unknown_language
+from scorekit.rows.read import TEXT, RowFile
 from synth.config_sections import DataConfig
 from synth.reasons import Reason
 
@@ -38,6 +39,9 @@ _LAYOUTS = {
 }
 #: Number of documents from which a file's line ends are detected.
 _NEWLINE_SAMPLE = 100
+
+#: Names of files in which a line is a document; those of the hub are JSON.
+_LINES = (".txt", ".txt.gz")
 
 #: Called with the line (from 1), a code and a reason for each unreadable line.
 Broken = Callable[[int, Reason, str], None]
@@ -107,6 +111,9 @@ def source_files(data: DataConfig) -> list[SourceFile]:
             name.encode()
         except UnicodeEncodeError:  # another encoding: records could not store the name
             raise UserError(f"data.files: {name!r}: its name is not UTF-8: rename it") from None
+    remote_texts = [url for url in urls if "://" in url and url.endswith(_LINES)]
+    if remote_texts:
+        raise UserError(f"data.files: {remote_texts[0]}: a .txt has to be on this machine's disk")
     files = [SourceFile(i, *pair) for i, pair in enumerate(zip(names, urls, strict=True))]
     return files[: data.max_files]
 
@@ -151,7 +158,7 @@ def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
         yield from _remote(_streamed, file.url, broken)
         return
     try:
-        yield from _parsed(file.url, broken)
+        yield from (_text_lines if file.url.endswith(_LINES) else _parsed)(file.url, broken)
     except OSError as error:
         raise UserError(f"{file.url}: cannot be read: {error}; go on with --resume") from None
 
@@ -205,6 +212,15 @@ def _parsed(url: str, broken: Broken, skip: int = 0) -> Iterator[Document]:
                     yield document
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         broken(line + 1, Reason.BROKEN_GZIP, f"{error}; the rest of the file cannot be read")
+
+
+def _text_lines(path: str, broken: Broken) -> Iterator[Document]:
+    """Yield each line of a text file that is not blank. Raises UserError for a damaged gzip."""
+    for row in RowFile(Path(path)).rows((), None, with_bad=True):
+        if row.problem:
+            broken(row.number, Reason.NO_TEXT, row.problem)
+        else:
+            yield Document(row.number, row.fields[TEXT])
 
 
 def _open(url: str) -> IO[bytes]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
+import fsspec
 import pytest
 from typer.testing import CliRunner
 
@@ -63,7 +65,8 @@ def command(cfg, command_name, *flags):
     """Run the command with this config, as a user does."""
     path = cfg.run.out_dir.with_name("c.json")
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
-    return CliRunner().invoke(app, [command_name, "--config", str(path), "--stage", "all", *flags])
+    stage = [] if "--stage" in flags else ["--stage", "all"]
+    return CliRunner().invoke(app, [command_name, "--config", str(path), *stage, *flags])
 
 
 def wants_a_key(cfg, teacher, _):
@@ -198,25 +201,153 @@ def test_a_finished_export_outlives_an_overwrite_that_cannot_begin(
     assert command(cfg, "run", "--overwrite", "--yes").exit_code == 0
 
 
+def write_corpus_file(cfg, name, content):
+    path = cfg.run.out_dir.with_name(name)
+    path.write_bytes(content)
+    cfg.data.files = [str(path)]
+
+
+def corpus_is_a_table(cfg):
+    write_corpus_file(cfg, "rows.csv", b"text,id\nA house stands here.,1\n")
+
+
+def corpus_is_cut_off(cfg):
+    write_corpus_file(cfg, "cut.jsonl.gz", gzip.compress(b'{"text": "A house."}\n' * 99)[:20])
+
+
+def corpus_is_empty(cfg):
+    write_corpus_file(cfg, "empty.txt", b"\n \n")
+
+
+def corpus_has_no_lists(cfg):
+    cfg.segmentation.mode = "list_field"
+
+
+def one_file_of_two_is_no_corpus(cfg):
+    write_corpus_file(cfg, "b.parquet", b"PAR1 no lines of JSON\n")
+    cfg.data.files.append(str(cfg.run.out_dir.with_name("corpus.jsonl.gz")))
+
+
+def corpus_is_a_folder(cfg):
+    cfg.data.files = [str(cfg.run.out_dir.parent)]
+
+
+def text_is_remote(cfg):
+    cfg.data.files = ["memory://corpus/a.txt"]
+    fsspec.filesystem("memory").pipe("/corpus/a.txt", b"A house.")
+
+
+def set_is_gone(cfg):
+    cfg.data.decontaminate = [str(cfg.run.out_dir / "gone.txt")]
+
+
+def tokenizer_is_gone(cfg):
+    cfg.bucketing.measure, cfg.bucketing.tokenizer = "tokenizer", "./gone"
+
+
+def folder_is_a_file(cfg):
+    cfg.run.out_dir.write_text("")
+
+
+def folder_has_another_seed(cfg):
+    assert command(cfg, "run", "--stage", "sample_sources").exit_code == 0
+    cfg.run.seed += 1
+
+
+def folder_has_another_teacher(cfg):
+    assert command(cfg, "run").exit_code == 0
+    cfg.teacher.prompt = "source"
+
+
+#: What breaks a config, and the words of both commands.
+REFUSED = {
+    corpus_is_a_table: "data.files: rows.csv line 1: ",
+    corpus_is_cut_off: "data.files: cut.jsonl.gz line 1: ",
+    corpus_is_empty: "data.files: empty.txt: it has no document",
+    corpus_has_no_lists: "data.files: corpus.jsonl.gz line 1: segmentation.mode list_field: ",
+    one_file_of_two_is_no_corpus: "data.files: b.parquet line 1: ",
+    corpus_is_a_folder: "Is a directory",
+    text_is_remote: "corpus/a.txt: a .txt has to be on this machine's disk",
+    set_is_gone: "gone.txt: No such file or directory",
+    tokenizer_is_gone: "bucketing.tokenizer: ./gone: cannot be loaded",
+    folder_is_a_file: "run.out_dir: ",
+    folder_has_another_seed: "was begun with other settings: run.seed was 1234, is 1235",
+    folder_has_another_teacher: "was begun with other settings: ",
+}
+
+
+@pytest.mark.parametrize("break_config", REFUSED, ids=lambda break_config: break_config.__name__)
+def test_a_check_refuses_what_a_run_refuses(tmp_path, teacher, metricx, break_config):
+    cfg = full_config(tmp_path, teacher, metricx)
+    break_config(cfg)
+    paid = len(teacher.requests)
+    lines = []
+    for words in (["run", "--resume"], ["check"]):
+        done = command(cfg, *words)
+        assert done.exit_code == 2, done.output
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        lines.append(line.replace("error: stages: ", "error: "))
+    assert lines[0] == lines[1] and REFUSED[break_config] in lines[0]
+    assert sum(request.choices for request in teacher.requests[paid:]) <= 2  # one token each
+
+
+def test_a_check_of_one_stage_wants_its_input_as_a_run_does(tmp_path, teacher, metricx):
+    cfg = full_config(tmp_path, teacher, metricx)
+    for words in (["run"], ["check"]):
+        done = command(cfg, *words, "--stage", "generate_128")
+        assert done.exit_code == 2 and "no output there. Run --stage select_sources" in done.stderr
+
+
+def test_a_finished_run_passes_a_check_with_its_own_options(tmp_path, teacher, metricx):
+    cfg = full_config(tmp_path, teacher, metricx)
+    (tmp_path / "set.txt").write_text("Nothing of this stands in the corpus anywhere at all.\n")
+    options = ["--limit", "4", "--decontaminate", str(tmp_path / "set.txt")]
+    assert command(cfg, "run", *options).exit_code == 0
+    assert command(cfg, "check", *options).exit_code == 0
+    done = command(cfg, "check")
+    assert done.exit_code == 2 and "limit was 4, is None" in done.stderr
+
+
+def test_lines_of_a_text_file_are_sources_with_their_line_numbers(tmp_path, teacher, metricx):
+    text = "첫 번째 문장은 여기에 서 있습니다.\n\n두 번째 문장도 그 아래에 서 있습니다.\n"
+    cfg = full_config(tmp_path, teacher, metricx)
+    cfg.data.src_lang, cfg.data.tgt_lang = "kor", "eng"
+    cfg.segmentation.min_chars = 5
+    (tmp_path / "windows.txt").write_bytes(text.encode("cp949"))
+    (tmp_path / "packed.txt.gz").write_bytes(
+        gzip.compress("넷째 줄에는 새 문장이 있습니다.".encode())
+    )
+    cfg.data.files = [str(tmp_path / "*.txt*")]
+    assert command(cfg, "check").exit_code == 0
+    assert command(cfg, "run", "--stage", "sample_sources").exit_code == 0
+    records = StageFolder(cfg.run.out_dir, "sample_sources").records()
+    assert {r["source_text"]: r["source_meta"]["madlad"]["doc_id"] for r in records} == {
+        "첫 번째 문장은 여기에 서 있습니다.": "windows.txt:1",
+        "두 번째 문장도 그 아래에 서 있습니다.": "windows.txt:3",
+        "넷째 줄에는 새 문장이 있습니다.": "packed.txt.gz:1",
+    }
+
+
 def test_only_what_the_coming_stages_need_is_asked(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     cfg.filters.llm_judge.enabled = False
 
-    def checked_services(**options):
-        stages = named(options.pop("stage", "all"))
+    def checked_services(*stages, **options):
         names = [c.name for c in check_run(cfg, RunOptions(stages, **options)).checks]
         return [name for name in names if name in ("teacher", "metricx", "judge")]
 
-    assert checked_services() == ["teacher", "metricx"]
-    assert checked_services(stage="generate_128") == ["teacher"]
-    assert checked_services(stage="score_select_best") == ["metricx"]
-    assert checked_services(stage="select_sources") == checked_services(stage="format_filter") == []
+    later = named("all")[1:]
+    assert checked_services(*later) == ["teacher", "metricx"]
     run(cfg)
     assert StageFolder(tmp_path, "score_select_best").done()
-    assert checked_services(resume=True) == []
-    assert checked_services(overwrite=True) == ["teacher", "metricx"]
-    assert checked_services(stage="generate_128", resume=True, repair=0) == ["teacher"]
+    assert checked_services(*later, resume=True) == []
+    assert checked_services(*later, overwrite=True) == ["teacher", "metricx"]
+    assert checked_services("generate_128", overwrite=True) == ["teacher"]
+    assert checked_services("score_select_best", overwrite=True) == ["metricx"]
+    assert checked_services("select_sources", overwrite=True) == []
+    assert checked_services("format_filter") == []
+    assert checked_services("generate_128", resume=True, repair=0) == ["teacher"]
 
 
 def test_the_teacher_is_asked_for_one_token_and_the_judge_for_one_verdict(tmp_path, metricx):
