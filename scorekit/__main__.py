@@ -88,14 +88,24 @@ COMMANDS = {
     ),
 }
 SERVICES = {
-    name: Entry(f"services.{name}.__main__:run", help, own_parser=True)
-    for name, help in {
-        "metricx": "Score translations with MetricX-24.",
-        "xcomet": "Score translations and find their error spans with xCOMET or COMET.",
-        "judge": "Score answers with a language model as a judge, or with rules.",
-        "embedder": "Embed texts, and compare them.",
-        "retriever": "Find pages of an index.",
-    }.items()
+    name: Entry(
+        f"services.{name}.__main__:run", help, settings=f"services.{name}.settings:{settings}"
+    )
+    for name, settings, help in (
+        ("metricx", "MetricXSettings", "Score translations with MetricX-24."),
+        (
+            "xcomet",
+            "XCometSettings",
+            "Score translations and find their error spans with xCOMET or COMET.",
+        ),
+        (
+            "judge",
+            "JudgeSettings",
+            "Score answers with a language model as a judge, or with rules.",
+        ),
+        ("embedder", "EmbedderSettings", "Embed texts, and compare them."),
+        ("retriever", "RetrieverSettings", "Find pages of an index."),
+    )
 }
 ADAPTERS = {
     "openrlhf": Entry("scorekit.adapters.openrlhf:app", "Serve rewards to OpenRLHF and slime."),

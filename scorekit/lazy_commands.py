@@ -20,14 +20,14 @@ class Entry(NamedTuple):
     """A command, and where it is defined.
 
     target: "module:name" of a typer app or of a function; "module:app command" is one command of an
-    app. own_parser: the function parses the arguments itself; it takes them and the words before
-    them, which its help shows. panel: the heading in the group's help.
+    app. panel: the heading in the group's help. settings: "module:class" of a service's settings;
+    then the function parses the arguments itself, and takes the words before them, too.
     """
 
     target: str
     help: str
     panel: str | None = None
-    own_parser: bool = False
+    settings: str | None = None
 
 
 def lazy_group(entries: Mapping[str, Entry]) -> type[TyperGroup]:
@@ -53,7 +53,7 @@ class LazyCommand(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        command = _OwnParser(self.name, self.entry) if self.entry.own_parser else self.load()
+        command = self.load() if self.entry.settings is None else _Service(self.name, self.entry)
         return command.make_context(info_name, args, parent, **extra)
 
     def load(self) -> Any:
@@ -67,8 +67,8 @@ class LazyCommand(TyperCommand):
         return command.commands[name] if name else command
 
 
-class _OwnParser(TyperCommand):
-    """Passes its arguments on, `--help` included."""
+class _Service(TyperCommand):
+    """Passes its arguments on. Its help is that of the settings, which need no extra."""
 
     def __init__(self, name: str | None, entry: Entry) -> None:
         super().__init__(name)
@@ -82,6 +82,8 @@ class _OwnParser(TyperCommand):
         return context
 
     def invoke(self, ctx: Any) -> Any:
+        if "--help" in ctx.args:
+            _import(self._entry.settings or "").print_help(ctx.command_path)
         return _import(self._entry.target)(ctx.args, ctx.command_path)
 
 

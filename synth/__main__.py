@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scorekit.command import StdoutContent, clean_exit, clean_imports, run_app
+from scorekit.command import StdoutContent, clean_exit, run_app
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from scorekit.processes import usable_cpus
+from scorekit.streams import stop_waiting
 
-with clean_imports():  # a package that is not installed is named in one line
-    from scorekit.config import load_config
-    from scorekit.errors import UserError
-    from scorekit.processes import usable_cpus
-    from scorekit.streams import stop_waiting
-    from synth.config import SynthConfig, answers_place, pair_configs
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `--help` works without the extra
+    from synth.config import SynthConfig
     from synth.run import RunOptions
 
 app = typer.Typer(
@@ -86,8 +84,9 @@ def run(
     with _clean_exit(
         how_to_resume(context.find_root().info_name or "", sys.argv[1:]), stdout="log"
     ):
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         cfg.data.decontaminate += map(str, decontaminate or [])
+        from synth.config import pair_configs
         from synth.pairs import run_pairs
         from synth.run import RunOptions
         from synth.stages.table import named
@@ -130,7 +129,7 @@ def check(
     """Check what a run, or run --resume, depends on: config, folder, corpus, services. Nothing is
     written. The teacher is asked for one token, a judge for one verdict."""
     with _clean_exit():
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         cfg.data.decontaminate += map(str, decontaminate or [])
         from scorekit.report.findings import print_check_results
         from synth.preflight import check_run
@@ -152,7 +151,7 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
 
         from synth.report.tables import status as status_table
 
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         for pair_cfg in _existing_pairs(cfg).values():
             Console().print(status_table(pair_cfg.run.out_dir))
 
@@ -176,10 +175,11 @@ def estimate(
     with _clean_exit():
         from rich.console import Console
 
+        from synth.config import pair_configs
         from synth.report.rates import Rates
         from synth.report.tables import estimate as estimate_table
 
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         rates = Rates(tokens_per_s, scores_per_s, verdicts_per_s)
         for name, pair_cfg in pair_configs(cfg).items():
             Console().print(*filter(None, [name]), estimate_table(pair_cfg, rates))
@@ -196,7 +196,7 @@ def show(
         from synth.report.views import shown_records
         from synth.storage.store import to_line
 
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         for pair_cfg in _existing_pairs(cfg).values():
             for record in shown_records(pair_cfg.run.out_dir, what):
                 sys.stdout.buffer.write(to_line(record))
@@ -216,7 +216,7 @@ def push(
     with _clean_exit(stdout="log"):
         from synth.export.push import push as push_export
 
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         typer.echo(push_export(cfg, repo_id, private=private, partial=partial))
 
 
@@ -226,14 +226,22 @@ def repair(config: ConfigFile, set_: Overrides = None) -> None:
     with _clean_exit(stdout="log"):
         from synth.repair import repair as repair_run
 
-        cfg = load_config(SynthConfig, config, set_)
+        cfg = _load(config, set_)
         for name, pair_cfg in _existing_pairs(cfg).items():
             for line in repair_run(pair_cfg):
                 typer.echo(f"{name}: {line}" if name else line)
 
 
+def _load(config: Path, overrides: list[str] | None) -> SynthConfig:
+    from synth.config import SynthConfig
+
+    return load_config(SynthConfig, config, overrides)
+
+
 def _existing_pairs(cfg: SynthConfig) -> dict[str, SynthConfig]:
     """Return the configs of the pairs with an existing folder, by name; all if there is none."""
+    from synth.config import pair_configs
+
     configs = pair_configs(cfg)
     return {
         name: pair_cfg for name, pair_cfg in configs.items() if pair_cfg.run.out_dir.exists()
@@ -261,6 +269,7 @@ def _check(options: RunOptions, stage: str) -> None:
 
 def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
     """Ask before records are deleted. Raises UserError if there is no terminal to ask on."""
+    from synth.config import answers_place
     from synth.run import run_folder
     from synth.stages.table import BY_NAME
     from synth.storage.stats import funnel

@@ -18,9 +18,8 @@ from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
 from scorekit.server.http.answers import list_in_parts
 from scorekit.server.http.checks import find_text_problem
+from services.embedder.settings import MAX_INPUTS
 
-#: Largest number of texts in a request, as in OpenAI's API.
-MAX_INPUTS = 2048
 #: Header of a cached vector: the token count of its text.
 _TOKENS = struct.Struct("<I")
 #: Largest number of text errors that one error message names.

@@ -8,7 +8,9 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from scorekit.server.http.settings import ServiceSettings
-from services.embedder.endpoint import MAX_INPUTS
+
+#: Largest number of texts in a request, as in OpenAI's API.
+MAX_INPUTS = 2048
 
 
 class EmbedderSettings(ServiceSettings):

@@ -13,6 +13,11 @@ from typing import NoReturn
 
 from scorekit.command import clean_exit, clean_imports, run_app
 
+if __name__ == "__main__" and sys.argv[1:2] == ["ingest"]:
+    from services.retriever.command import app
+
+    run_app(app, args=sys.argv[2:], prog_name="python -m services.retriever ingest")
+
 with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import refuse_password
     from scorekit.server.http.run import main
@@ -50,8 +55,4 @@ def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["ingest"]:
-        from services.retriever.command import app
-
-        run_app(app, args=sys.argv[2:], prog_name="python -m services.retriever ingest")
     run()

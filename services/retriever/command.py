@@ -6,21 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from scorekit.command import clean_exit, print_line
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
-from services.retriever.backends.approximate import APPROXIMATE_FROM
-from services.retriever.backends.bm25 import Bm25Builder
-from services.retriever.backends.dense import DenseBuilder
-from services.retriever.backends.late import LateBuilder, VectorFile
-from services.retriever.index.ingest import IndexBuilder, ingest
-from services.retriever.index.reader import ReadingRules
-from services.retriever.index.records import Manifest
+from services.retriever.index.records import APPROXIMATE_FROM, Manifest
 from services.retriever.index.sources import counted
+
+if TYPE_CHECKING:  # `--help` works without the extra
+    from services.retriever.index.ingest import IndexBuilder
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -122,17 +119,21 @@ def make_index(
     The same command goes on where it was stopped. What cannot be read is listed and skipped, and
     files of other kinds are counted.
     """
-    builders: dict[BackendName, Callable[[], IndexBuilder]] = {
-        BackendName.BM25: lambda: Bm25Builder(korean),
-        BackendName.DENSE: lambda: _dense_builder(
-            embeddings_url, embeddings_model, query_prefix, page_prefix
-        ),
-        BackendName.LATE: lambda: _late_builder(
-            late_url, late_model, late_vectors, late_query_prefix, late_prompt, approximate
-        ),
-    }
     names = list(dict.fromkeys(backend or [BackendName.BM25]))
     with clean_exit(stopped="stopped: run the same command to continue", stdout="log"):
+        from services.retriever.backends.bm25 import Bm25Builder
+        from services.retriever.index.ingest import ingest
+        from services.retriever.index.reader import ReadingRules
+
+        builders: dict[BackendName, Callable[[], IndexBuilder]] = {
+            BackendName.BM25: lambda: Bm25Builder(korean),
+            BackendName.DENSE: lambda: _dense_builder(
+                embeddings_url, embeddings_model, query_prefix, page_prefix
+            ),
+            BackendName.LATE: lambda: _late_builder(
+                late_url, late_model, late_vectors, late_query_prefix, late_prompt, approximate
+            ),
+        }
         if approximate is not None and BackendName.LATE not in names:
             raise UserError("--approximate, --exact: only for --backend late")
         manifest = ingest(
@@ -149,7 +150,9 @@ def make_index(
 
 def _dense_builder(
     url: str | None, model: str | None, query_prefix: str, page_prefix: str
-) -> DenseBuilder:
+) -> IndexBuilder:
+    from services.retriever.backends.dense import DenseBuilder
+
     if url is None:
         raise UserError("--backend dense: requires --embeddings-url")
     return DenseBuilder(url, model, query_prefix, page_prefix)
@@ -162,7 +165,9 @@ def _late_builder(
     query_prefix: str,
     prompt: str,
     approximate: bool | None,
-) -> LateBuilder | VectorFile:
+) -> IndexBuilder:
+    from services.retriever.backends.late import LateBuilder, VectorFile
+
     if model is not None and vectors is not None and url is None:
         return VectorFile(vectors, model, query_prefix, approximate=approximate)
     if model is None or url is None or vectors is not None:

@@ -9,7 +9,9 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress, SettingsConfigDict
 
 from scorekit.server.http.settings import ServiceSettings
-from services.retriever.backends.vectors import SERVER_DEADLINE_S
+
+#: Seconds that a query may wait for its vectors, retries included.
+SERVER_DEADLINE_S = 30.0
 
 
 class RetrieverSettings(ServiceSettings):

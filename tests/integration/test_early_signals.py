@@ -45,7 +45,7 @@ EARLY = [  # a command, and what it imports early
     (["-m", "trainer", "check", "--config", "my.yaml"], "trainer.tasks"),
     (["-m", "trainer.roleplay", "--help"], "yaml"),
     (["-m", "synth", "status", "--config", "my.yaml"], "typer"),
-    (["-m", "synth", "status", "--config", "my.yaml"], "synth.config"),
+    (["-m", "synth", "status", "--config", "my.yaml"], "scorekit.processes"),
     (["-m", "synth_parallel.cli", "status", "--config", "my.yaml"], "synth.__main__"),
     (["-m", "scorekit", "score", "in.jsonl", "out.jsonl"], "typer"),
     (["-m", "scorekit", "meta-eval", "in.jsonl", "out"], "scorekit.metaeval.command"),

@@ -8,15 +8,12 @@ import stat
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import structlog
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, CliToggleFlag, SettingsConfigDict, SettingsError
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
 from scorekit.net.hosts import host_names, is_loopback
-
-log = structlog.get_logger()
 
 
 class ServiceSettings(BaseSettings):
@@ -124,6 +121,11 @@ class ServiceSettings(BaseSettings):
         "info", description="Least severity of the log lines."
     )
 
+    @classmethod
+    def print_help(cls, program: str) -> None:
+        """Print the help, and end the process. It needs no package of an extra."""
+        parse_settings(cls, ["--help"], program)
+
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
         """Return the names in `allow_host`."""
@@ -222,6 +224,9 @@ def _keys_in(parts: list[str], source: str) -> list[str]:
 def _lines_of(path: Path) -> list[str]:
     try:
         if path.stat().st_mode & stat.S_IROTH:
+            import structlog  # not for `--help`
+
+            log = structlog.get_logger()
             log.warning("key_file_readable_by_everyone", path=f"{path}", hint="chmod 600")
         return path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:

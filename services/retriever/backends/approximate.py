@@ -19,8 +19,6 @@ from scorekit.files import with_path_in_error
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.vectors import PackedVectors, Vectors
 
-#: Number of pages from which late interaction is approximate unless the user says otherwise.
-APPROXIMATE_FROM = 10_000
 #: Lists searched, vectors looked up, and pages scored exactly, at least.
 _PROBES, _NEIGHBORS, _CANDIDATES = 32, 4096, 400
 #: And at least one of so many lists, vectors and pages: with fixed numbers, recall@5 was 0.99 of

@@ -17,7 +17,6 @@ from scorekit.client.embeddings import Embeddings
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.vectors import (
-    SERVER_DEADLINE_S,
     PackedVectors,
     VectorCache,
     Vectors,
@@ -28,6 +27,7 @@ from services.retriever.backends.vectors import (
 )
 from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
+from services.retriever.settings import SERVER_DEADLINE_S
 
 log = structlog.get_logger()
 

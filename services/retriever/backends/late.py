@@ -16,16 +16,11 @@ import structlog
 from safetensors import safe_open
 
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
-from services.retriever.backends.approximate import (
-    APPROXIMATE_FROM,
-    Candidates,
-    build_candidates,
-)
+from services.retriever.backends.approximate import Candidates, build_candidates
 from services.retriever.backends.dense import PROBE
 from services.retriever.backends.pooling import Pooling
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.vectors import (
-    SERVER_DEADLINE_S,
     PackedVectors,
     VectorCache,
     Vectors,
@@ -34,7 +29,8 @@ from services.retriever.backends.vectors import (
     pack,
 )
 from services.retriever.index.reader import IndexPaths
-from services.retriever.index.records import PageRecord, Step, no_step
+from services.retriever.index.records import APPROXIMATE_FROM, PageRecord, Step, no_step
+from services.retriever.settings import SERVER_DEADLINE_S
 
 log = structlog.get_logger()
 

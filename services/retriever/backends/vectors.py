@@ -19,9 +19,6 @@ from scorekit.errors import UserError
 from scorekit.files import with_path_in_error, write_atomic
 from services.retriever.backends.ranking import Scores
 
-#: Seconds that a query may wait for its vectors, retries included.
-SERVER_DEADLINE_S = 30.0
-
 #: The start of a .npy file of version 1.0, and the length of its header with it.
 _NPY_MAGIC, _HEADER_BYTES = b"\x93NUMPY\x01\x00", 128
 Vectors = np.ndarray[Any, np.dtype[np.float32]]

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Step = Callable[[int], None]
 #: Increase it when older services cannot read the format correctly.
 INDEX_SCHEMA = 1
+#: Number of pages from which late interaction is approximate unless the user says otherwise.
+APPROXIMATE_FROM = 10_000
 
 
 def no_step(more: int) -> None:
