@@ -55,6 +55,16 @@ def end_with_parent() -> Callable[[], None] | None:
     return ask_the_kernel
 
 
+def same_modules() -> dict[str, str]:
+    """Return variables with which a child's `python -m` finds the modules that this process finds.
+
+    Without them Python looks in the current folder first: a `services` or `trainer.py` of the user
+    there would run in place of ours.
+    """
+    paths = dict.fromkeys(path or os.getcwd() for path in sys.path)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def end_with_make() -> None:
     """End this process with SIGTERM when the `make` that started it exits.
 

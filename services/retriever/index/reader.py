@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scorekit.errors import UserError
+from scorekit.processes import same_modules
 from scorekit.retrieval.wire import TextBox
 from services.retriever.index.records import PageContent, Skipped
 from services.retriever.index.sources import Source
@@ -145,7 +146,7 @@ class PageReader:
                 pass_fds=[child_pipe.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C goes to the parent; the child sees the pipe's end
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | same_modules(),
             )
             child_pipe.close()
             self._pipe.send((self._rules, self._paths))

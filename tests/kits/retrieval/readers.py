@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from scorekit.processes import same_modules
 from services.retriever.index import reader
 from tests.kits import forked
 
 
 def _start(args: list[str], *, env: Mapping[str, str], **options: Any) -> forked.Popen:
     # Its path is this process's, and so the fork server's.
-    env = {name: value for name, value in env.items() if name != "PYTHONPATH"}
-    if "PYTHONPATH" in os.environ:
-        env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    changed = same_modules()
+    env = {name: value for name, value in env.items() if name not in changed}
+    env |= {name: os.environ[name] for name in changed if name in os.environ}
     return forked.Popen(args, env=env, **options)
 
 

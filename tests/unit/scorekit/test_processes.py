@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scorekit.processes import usable_cpus
+from scorekit.processes import same_modules, usable_cpus
 from testing.servers import alive, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -65,6 +65,19 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path, code):
         if alive(child):
             os.kill(child, signal.SIGKILL)
         parent.stdout.close()
+
+
+def test_a_child_imports_ours_in_place_of_a_package_of_that_name_in_the_folder(
+    tmp_path, monkeypatch
+):
+    for name in ("services", "of_the_user"):
+        (tmp_path / f"{name}.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path, ""])
+    code = "import services, of_the_user; print(services.__file__)"
+    command = [sys.executable, "-c", code]
+    child = subprocess.run(command, env=os.environ | same_modules(), stdout=-1, check=True)
+    assert child.stdout.decode().strip() == str(ROOT / "services/__init__.py")
 
 
 def test_every_process_that_is_started_ends_with_its_parent():

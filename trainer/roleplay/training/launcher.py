@@ -18,7 +18,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.net.outage import TELL_AFTER_S, clock_time
 from scorekit.net.retry import Deadline
-from scorekit.processes import end_with_parent
+from scorekit.processes import end_with_parent, same_modules
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.similarity import OwnServer
 
@@ -62,6 +62,7 @@ def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
             [*command, "--host", "127.0.0.1", "--port", "0"],
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=os.environ | same_modules(),
             start_new_session=True,  # Ctrl-C then only reaches the run, which stops the server
             preexec_fn=end_with_parent(),
         )

@@ -28,7 +28,7 @@ from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.net.addresses import without_userinfo
-from scorekit.processes import end_with_parent
+from scorekit.processes import end_with_parent, same_modules
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stops import StopRules
@@ -219,7 +219,7 @@ class Steps:
 
         child = subprocess.Popen(
             command,
-            env=os.environ | env,
+            env=os.environ | same_modules() | env,
             start_new_session=True,  # Ctrl-C reaches only the loop, which ends the step
             preexec_fn=end_with_parent(),
             pass_fds=[self._lock],

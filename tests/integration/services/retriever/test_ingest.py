@@ -26,6 +26,7 @@ from scorekit.errors import UserError
 from scorekit.files import temporary_of
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.command import app
+from services.retriever.index import reader
 from services.retriever.index.images import sha256
 from services.retriever.index.ingest import ingest
 from services.retriever.index.reader import ReadingRules
@@ -355,6 +356,14 @@ def start_held(deck, index, max_pages):
 
 def records(index):
     return set((index / "done").rglob("[0-9]*.json"))
+
+
+def test_files_are_read_in_a_folder_that_has_services_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "subprocess", subprocess)  # the fork server has its own folder
+    (tmp_path / "services.py").write_text("raise SystemExit(9)")
+    draw_pdf(tmp_path / "a.pdf", ["one page"])
+    monkeypatch.chdir(tmp_path)
+    assert make(tmp_path / "a.pdf", tmp_path / "index").skipped == []
 
 
 def test_a_run_that_is_killed_goes_on_with_the_next_page(tmp_path):
