@@ -17,7 +17,7 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.continuous import ContinuousQueue, left_padded
 from trainer.rl.engines.prompt_queue import BatchQueue, PromptQueue
-from trainer.rl.engines.row_cache import has_mergeable_cache
+from trainer.rl.engines.row_cache import RowCache, cache_parameter, has_mergeable_cache
 from trainer.rl.engines.token_chooser import TokenChooser, TokenStream
 from trainer.rl.forward import Image, image_inputs
 from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
@@ -236,6 +236,8 @@ class GenerateSampler:
         ids, attended = left_padded(prompts, self.pad_id)
         inputs = {"attention_mask": attended.long().to(device)}
         inputs |= image_inputs(model, ids, attended, images)
+        if has_mergeable_cache(model):
+            inputs[str(cache_parameter(model))] = RowCache(model.config).cache
         with _with_generation_config(model, config):
             output: Tensor = model.generate(
                 input_ids=ids.to(device),

@@ -22,9 +22,9 @@ class RowCache:
     """
 
     def __init__(self, config: Any) -> None:
-        from transformers import DynamicCache
+        from trainer.rl.engines.block_cache import block_cache
 
-        self.cache: Any = DynamicCache(config=config.get_text_config(decoder=True))
+        self.cache: Any = block_cache(config)
 
     @property
     def num_columns(self) -> int:
@@ -81,7 +81,9 @@ def has_mergeable_cache(model: Any) -> bool:
     It cannot where a layer's state is unknown (linear attention, shared or static layers), nor
     where positions cannot be given explicitly.
     """
-    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+    from transformers.cache_utils import DynamicSlidingWindowLayer
+
+    from trainer.rl.engines.block_cache import BlockLayer
 
     parameters = signature(type(model).forward).parameters
     config = model.config.get_text_config(decoder=True)
@@ -97,7 +99,7 @@ def has_mergeable_cache(model: Any) -> bool:
         return False
     layers = RowCache(model.config).cache.layers
     return all(
-        type(layer) is DynamicLayer
+        type(layer) is BlockLayer
         or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1)
         for layer in layers
     )

@@ -19,6 +19,8 @@ from tests.kits.trainer.seeded_prompts import (
     seeded_sampler,
 )
 from trainer.rl.config import SamplingConfig
+from trainer.rl.engines import generate
+from trainer.rl.engines.block_cache import BlockLayer, block_cache
 from trainer.rl.engines.generate import GenerateSampler
 
 CFG = SamplingConfig(batch_size=5)
@@ -116,3 +118,24 @@ def test_tokens_have_the_version_of_the_last_sync() -> None:
         samples += sampler.complete_batch(prompts, CFG, with_logprobs=False)
         samples += asyncio.run(complete_all(sampler, prompts, CFG))
         assert all(s.versions == [version] * len(s.token_ids) for s in samples)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_samples_are_those_with_the_cache_of_transformers(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    sampler, prompts = seeded_sampler(kind), [prompt.ids for prompt in seeded_prompts(kind)]
+    sampler.model.float()
+    cfg = SamplingConfig(batch_size=5, max_new_tokens=70, num_samples_per_prompt=2)
+    caches: list[Any] = []
+
+    def noted(config: Any) -> Any:
+        caches.append(block_cache(config))
+        return caches[-1]
+
+    monkeypatch.setattr("trainer.rl.engines.block_cache.block_cache", noted)
+    sampled = list(sampler.sample(prompts, cfg, seed=3))
+    assert any(isinstance(layer, BlockLayer) for cache in caches for layer in cache.layers)
+    monkeypatch.setattr(generate, "has_mergeable_cache", lambda model: False)
+    num_caches = len(caches)
+    assert list(sampler.sample(prompts, cfg, seed=3)) == sampled and len(caches) == num_caches
