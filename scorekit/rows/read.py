@@ -28,7 +28,7 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
@@ -80,8 +80,9 @@ class MissingColumn(UserError):
 class RowFile:
     """A file of rows; the top of this module says how it is read.
 
-    blank: blank rows that were skipped since `rows` began. unit: what a row's number counts. `-` is
-    stdin, which is copied to a temporary file so that it can be read more than once.
+    blank: blank rows that were skipped since `rows` began. names: its columns; of JSON the names
+    in its first row. unit: what a row's number counts. `-` is stdin, which is copied to a temporary
+    file so that it can be read more than once.
     """
 
     def __init__(
@@ -91,15 +92,21 @@ class RowFile:
         *,
         encoding: str | None = None,
         remedy: str = "rename it",
+        content: bytes | None = None,
+        report: Callable[[str], None] = log.warning,
     ) -> None:
         """Raise UserError, with `remedy`, if the file's ending names no format.
 
         format: default by the file's ending; JSON lines for stdin. encoding: a name that Python
-        knows; None: as the module says."""
+        knows; None: as the module says. content: of the file, if `path` is a name alone. report:
+        gets each warning."""
         self._spool: Any = None
+        self._content = content
+        self._report = report
         self._warned = self._reported_blank = False
         self.blank = 0
-        self.is_stdin = str(path) == "-"
+        self.names: list[str] = []
+        self.is_stdin = str(path) == "-" and content is None
         self.path = Path("stdin") if self.is_stdin else path
         endings = [ending.lower().lstrip(".") for ending in path.suffixes[-2:]]
         if endings and endings[-1] == "gz":
@@ -144,10 +151,12 @@ class RowFile:
         names the first of them otherwise, and for a header without the columns.
         """
         self.blank = number = 0
+        self.names = []
         try:
             with self._text() as file:
                 for row in self._read(file, needed, columns):
                     number = row.number
+                    self.names = self.names or list(row.fields)
                     if row.problem and not with_bad:
                         raise RowError(number, row.problem)
                     if not row.problem and all(map(_is_blank, row.fields.values())):
@@ -193,19 +202,42 @@ class RowFile:
                 yield Row(number, {} if problem else {TEXT: text}, problem)
         elif self.format == "tsv":
             tsv = Tsv(file)
-            yield from _rows_below(tsv.records(), needed, columns)
+            yield from self._rows_below(tsv.records(), needed, columns)
             self._warn(tsv)
         elif self.format == "csv":
             records = _csv_records(file, _separator(file, needed))
-            yield from _rows_below(records, needed, columns)
+            yield from self._rows_below(records, needed, columns)
         else:
-            yield from _rows_below(_unquoted_records(file), needed, columns)
+            yield from self._rows_below(_unquoted_records(file), needed, columns)
+
+    def _rows_below(
+        self,
+        records: Iterator[tuple[int, list[str], str]],
+        needed: Sequence[str],
+        columns: Sequence[str] | None,
+    ) -> Iterator[Row]:
+        """Yield the rows below the first one, which is the header."""
+        header: list[str] | None = None
+        for number, cells, problem in records:
+            if not problem and len(cells) == 1 and not cells[0].strip():
+                continue  # an empty line
+            if header is None:
+                if problem:
+                    raise RowError(number, problem)
+                self.names = [cell.strip() for cell in cells]
+                header = _header(number, self.names, needed, columns)
+            elif not problem and len(cells) != len(header):
+                count = f"{len(cells)} columns, the header has {len(header)}"
+                blank = not any(cell.strip() for cell in cells)
+                yield Row(number, {}, "" if blank else count)
+            else:
+                yield Row(number, {} if problem else dict(zip(header, cells, strict=True)), problem)
 
     def _report_blank(self) -> None:
         """Say once that rows are left out."""
         if self.blank and not self._reported_blank:
             self._reported_blank = True
-            log.warning("%s: blank rows are skipped: %d", self.path, self.blank)
+            self._report(f"{self.path}: blank rows are skipped: {self.blank}")
 
     def _warn(self, tsv: Tsv) -> None:
         """Warn once if some cells were unquoted and others hold quotes as text.
@@ -213,13 +245,10 @@ class RowFile:
         A program that quotes cells quotes every cell that contains a quote."""
         if tsv.quoted and tsv.with_quotes and not self._warned:
             self._warned = True
-            log.warning(
-                "%s: %d cells are quoted, and their quotes were taken off; %d hold quotes as text. "
-                "If nothing in this file is quoted, save it as JSON lines "
-                "(`scorekit score` also reads it with --format tsv-unquoted).",
-                self.path,
-                tsv.quoted,
-                tsv.with_quotes,
+            self._report(
+                f"{self.path}: {tsv.quoted} cells are quoted, and their quotes were taken off; "
+                f"{tsv.with_quotes} hold quotes as text. If nothing in this file is quoted, save "
+                "it as JSON lines (`scorekit score` also reads it with --format tsv-unquoted)."
             )
 
     def _as_user_error(self, number: int, error: Exception) -> UserError:
@@ -252,10 +281,10 @@ class RowFile:
         if file.read(2) in _UTF16 and self.format != "parquet":
             return "utf-16"
         if self.format in _WORKSHEETS and not _is_utf8(file) and _is_korean(file):
-            log.warning(
-                "%s: not UTF-8. It is read as cp949, which Korean Windows saves. If it is in "
-                "another encoding, save it as UTF-8, or say --encoding where there is that option",
-                self.path,
+            self._report(
+                f"{self.path}: not UTF-8. It is read as cp949, which Korean Windows saves. If it "
+                "is in another encoding, save it as UTF-8, or say --encoding where there is that "
+                "option"
             )
             return "cp949"
         return "utf-8"
@@ -272,6 +301,8 @@ class RowFile:
                 yield file
 
     def _open_raw(self) -> BinaryIO:
+        if self._content is not None:
+            return io.BytesIO(self._content)
         if not self.is_stdin:
             return self.path.open("rb")
         if self._spool is None:
@@ -374,28 +405,6 @@ def _object_row(number: int, value: Any) -> Row:
     return Row(number, value) if isinstance(value, dict) else Row(number, {}, "not a JSON object")
 
 
-def _rows_below(
-    records: Iterator[tuple[int, list[str], str]],
-    needed: Sequence[str],
-    columns: Sequence[str] | None,
-) -> Iterator[Row]:
-    """Yield the rows below the first one, which is the header."""
-    header: list[str] | None = None
-    for number, cells, problem in records:
-        if not problem and len(cells) == 1 and not cells[0].strip():
-            continue  # an empty line
-        if header is None:
-            if problem:
-                raise RowError(number, problem)
-            header = _header(number, cells, needed, columns)
-        elif not problem and len(cells) != len(header):
-            count = f"{len(cells)} columns, the header has {len(header)}"
-            blank = not any(cell.strip() for cell in cells)
-            yield Row(number, {}, "" if blank else count)
-        else:
-            yield Row(number, {} if problem else dict(zip(header, cells, strict=True)), problem)
-
-
 def _unquoted_records(file: BinaryIO) -> Iterator[tuple[int, list[str], str]]:
     for number, text, problem in _lines(file):
         if problem or text.strip(" \t"):
@@ -475,15 +484,23 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str, str]]:
             yield number, text, ""
 
 
+def find_column(names: Sequence[str], column: str) -> str | None:
+    """Return the name in a header that stands for a column: equal, or the only one but for case."""
+    similar = [name for name in names if name.casefold() == column.casefold()]
+    if column in names:
+        return column
+    return similar[0] if len(similar) == 1 else None
+
+
 def _header(
-    number: int, cells: list[str], needed: Sequence[str], columns: Sequence[str] | None
+    number: int, names: Sequence[str], needed: Sequence[str], columns: Sequence[str] | None
 ) -> list[str]:
     """Return the names of the columns: for one that is looked for, the name that is asked for."""
-    names = [cell.strip() for cell in cells]
+    names = list(names)
     for column in dict.fromkeys((*needed, *(columns or ()))):
-        similar = [k for k, name in enumerate(names) if name.casefold() == column.casefold()]
-        if column not in names and len(similar) == 1:
-            names[similar[0]] = column
+        name = find_column(names, column)
+        if name is not None:
+            names[names.index(name)] = column
     counts = Counter(names)
     duplicates = [name for name in names if name and counts[name] > 1] if columns is None else []
     for column in (*needed, *duplicates):

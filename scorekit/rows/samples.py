@@ -55,14 +55,20 @@ class TranslationColumns:
             sample["ref"] = text_of(row, self.ref)
         return sample
 
-    def hint(self, names: Iterable[str]) -> str:
-        """Return the options that name the columns, if these names of columns tell them."""
+    def likely(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the names that people use for `src` and `mt`, where these columns are missing."""
         by_name = {name.strip().casefold(): name for name in names}
-        options = []
+        likely = {}
         for field, column in (("src", self.src), ("mt", self.mt)):
             similar = [by_name[name] for name in (column, *_OFTEN[field]) if name in by_name]
-            if column not in by_name.values():
-                options += [f"--{field}-field {shlex.quote(name)}" for name in similar[:1]]
+            if similar and column not in by_name.values():
+                likely[field] = similar[0]
+        return likely
+
+    def hint(self, names: Iterable[str]) -> str:
+        """Return the options that name the columns, if these names of columns tell them."""
+        likely = self.likely(names)
+        options = [f"--{field}-field {shlex.quote(name)}" for field, name in likely.items()]
         return f"; perhaps you mean {' '.join(options)}" if options else ""
 
 

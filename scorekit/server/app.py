@@ -27,8 +27,10 @@ from scorekit.server.http.checks import LARGE
 from scorekit.server.http.middleware import RequestMiddleware
 from scorekit.server.http.origin import AllowedHosts
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
-from scorekit.server.page import add_page
+from scorekit.server.page import add_docs_route, add_page
+from scorekit.server.page.rows import MAX_BODY_BYTES, answer_rows
 from scorekit.server.queue.in_flight import PendingRequest
+from scorekit.server.queue.memory_budget import read_body
 from scorekit.server.service import MANY, ScoringService
 
 
@@ -52,7 +54,7 @@ def create_app(
         lifespan=lifespan,
         # A redirect would name an address and a scheme that behind a proxy are not the client's.
         redirect_slashes=False,
-        docs_url=None,  # these pages need a script from elsewhere; /openapi.json stays
+        docs_url=None,  # FastAPI's pages need a script from elsewhere; /openapi.json stays
         redoc_url=None,
     )
     app.state.service = service
@@ -70,8 +72,11 @@ def create_app(
         _add_verb_routes(app, service, shape)
     _add_other_routes(app, service)
     backend.endpoint.add_routes(app)
+    add_docs_route(app, page is not None)
     if page is not None:
         add_page(app, page, backend.service)
+    if page == "translations":
+        _add_rows_route(app, service)
     _describe_requests(app, shapes)
     return app
 
@@ -281,6 +286,19 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     async def metrics() -> Response:
         """Figures in Prometheus' text format."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_rows_route(app: FastAPI, service: ScoringService) -> None:
+    @app.post("/page/rows", include_in_schema=False)
+    async def rows(request: Request) -> Response:
+        """Answer what the rows are that a person gives to the page."""
+        service.refuse_if_unavailable()
+        with service.budget.share() as share:
+            body = await read_body(request.stream(), request.headers, MAX_BODY_BYTES, share)
+            request.scope["body_read"] = True
+            async with share.budget.parsing:
+                answer = await asyncio.to_thread(answer_rows, body)
+        return Response(answer, media_type="application/json")
 
 
 #: Fields of a description that `GET /v1/info` has as they are.

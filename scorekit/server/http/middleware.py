@@ -22,6 +22,8 @@ log = structlog.get_logger()
 #: The id of the current request; run.py writes it into each log line of the request.
 request_id_now: ContextVar[str] = ContextVar("request_id_now")
 
+#: Paths of the page: the second one leads to the first.
+_PAGE = ("/", "/docs")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -83,7 +85,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
-            is_page = self.page and _path(scope) == "/" and scope["method"] == "GET"
+            is_page = self.page and _path(scope) in _PAGE and scope["method"] == "GET"
             error = self.access.refusal(
                 _path(scope), scope["headers"], headers, token, is_page=is_page
             )

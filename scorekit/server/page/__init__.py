@@ -1,8 +1,8 @@
 """The page at `/`: a form to try a service by hand, one document without external assets.
 
 It is built from the files of this folder when the service starts. It contains no data, so it needs
-no key; it requests data over the public routes, with the key that the user enters. Its
-Content-Security-Policy allows only its own script and style, by their hashes.
+no key; it requests data over the public routes, and one for rows (rows.py), with the key that the
+user enters. Its Content-Security-Policy allows only its own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from html import escape
 from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
+
+from scorekit.errors import RequestError
 
 #: Scripts of every page, and those of each kind of service, in the order of execution.
 _COMMON = ("dom", "call", "code")
@@ -35,6 +37,18 @@ def add_page(app: FastAPI, kind: str, service: str) -> None:
         if headers["ETag"] in {tag.removeprefix("W/") for tag in cached_tags}:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def add_docs_route(app: FastAPI, has_page: bool) -> None:
+    """Lead from `/docs`, where users of FastAPI look first, to the page, or say what there is."""
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        if not has_page:
+            message = "this service has no page. GET /openapi.json describes its routes"
+            raise RequestError("not_found", message, status=404)
+        # Relative: behind a proxy the address, scheme and prefix are the client's.
+        return Response(status_code=307, headers={"Location": "./"})
 
 
 def make_page(kind: str, service: str) -> tuple[bytes, dict[str, str]]:

@@ -18,7 +18,7 @@ function* pieces(items, most, bytes) {
   if (piece.length) yield piece;
 }
 
-/** The list of results. `begin(items, request)` scores them; request makes a body of samples. */
+/** The list of results. `begin(items, request)` scores those without a result; request makes a body of samples. */
 function batchView(info) {
   const state = { items: [], request: null, stop: null };
   const fault = faultLine();
@@ -72,8 +72,8 @@ function batchView(info) {
     running.hidden = true;
   }
 
-  const begin = (samples, request) => {
-    state.items = samples.map((sample) => ({ sample, result: null }));
+  const begin = (items, request) => {
+    state.items = items;
     state.request = request;
     return run();
   };
@@ -117,7 +117,7 @@ function resultList(state, info) {
   /** What has a card keeps it while more is scored: an error that is looked at stays under the eye and the focus. */
   function cardOf(item, k) {
     if (item.drawn !== item.result || !item.card) {
-      const made = resultCard(item.sample, item.result, state.items.length > 1 ? k + 1 : null);
+      const made = resultCard(item.sample, item.result, state.items.length > 1 ? k + 1 : null, item.line);
       item.card?.replaceWith(made);
       [item.card, item.drawn] = [made, item.result];
     }

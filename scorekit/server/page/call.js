@@ -78,6 +78,14 @@ async function callJson(path, body = null, signal = null) {
   }
 }
 
+/** The bytes of a file, as JSON can have them. */
+async function inBase64(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
+  return btoa(text);
+}
+
 async function refusal(response) {
   const seconds = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
   let told = "";

@@ -4,10 +4,11 @@ function badge(text, kind = "") {
   return el("span", { class: `badge ${kind}` }, text);
 }
 
-/** sample: with src and mt. result: of the service; null: there is none yet. */
-function resultCard(sample, result, number = null) {
+/** sample: with src and mt; {}: a row that is none. result: of the service; null: there is none yet. */
+function resultCard(sample, result, number = null, line = null) {
   const head = el("div", { class: "head" });
   if (number !== null) head.append(el("span", { class: "quiet" }, `#${number}`));
+  if (line !== null) head.append(el("span", { class: "line" }, `line ${line}`));
   const card = el("article", { class: "card" }, head);
   if (result === null) {
     head.append(badge("not scored yet"));
@@ -16,7 +17,7 @@ function resultCard(sample, result, number = null) {
     card.classList.add("failed");
     head.append(badge(`failed: ${result.error.type}`, "bad"));
     card.append(el("p", { class: "why" }, result.error.message));
-    card.append(plain("src", sample.src), plain("mt", sample.mt));
+    if ("src" in sample) card.append(plain("src", sample.src), plain("mt", sample.mt));
   } else {
     head.append(el("strong", { class: "score" }, shown(result.score)), ...badges(result));
     card.append(...texts(sample, result));

@@ -78,13 +78,6 @@ function textFields() {
   return { box, take, values };
 }
 
-async function inBase64(file) {
-  const bytes = new Uint8Array(await file.arrayBuffer());
-  let text = "";
-  for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
-  return btoa(text);
-}
-
 /** meaning: of the score, in words. */
 function verdictCard(sample, result, meaning = "") {
   if (!result.ok || !result.verdict) {

@@ -1,79 +1,71 @@
-// Rows from a TSV, and results as CSV and JSONL.
+// Rows: the service reads them, as it reads a file of the command; results become CSV and JSONL.
 
-const MOST_ROWS = 1000;
+const MOST_BYTES = 2 ** 20;
 const COLUMNS = ["src", "mt", "ref"];
 
-/** The text of a file. Excel's "Unicode text" is UTF-16. Throws an Error with a line for people. */
-function decoded(bytes) {
-  const wide = bytes[0] === 0xff && bytes[1] === 0xfe;
-  try {
-    return new TextDecoder(wide ? "utf-16le" : "utf-8", { fatal: true }).decode(bytes);
-  } catch {
-    throw new Error("The file is neither UTF-8 nor UTF-16: save it as UTF-8.");
+/** What rows are: the answer to `POST page/rows`. given: {name, text} or {name, base64}; columns: field -> name. */
+async function readRows(given, columns) {
+  const body = { ...given, ...columns };
+  if (new TextEncoder().encode(JSON.stringify(body)).length > MOST_BYTES) {
+    throw new Error("These rows are larger than this page takes (1 MiB, a file 768 KiB). `scorekit score` takes files of any size.");
   }
+  return callJson("page/rows", body);
 }
 
-/**
- * Samples of lines `src<TAB>mt[<TAB>ref]`.
- *
- * Quotes are read as scorekit/rowfile.py says. A first line `src mt [ref]` names the columns. Throws
- * an Error that names the line of a bad row.
- */
-function parseRows(text) {
-  const samples = [];
-  for (const [line, cells] of records(text.replace(/^\ufeff/, ""))) {
-    if (cells.length === 1 && !cells[0].trim()) continue;
-    if (line === 1 && cells.length > 1 && cells.every((cell, k) => cell === COLUMNS[k])) continue;
-    if (cells.length < 2 || cells.length > 3) {
-      const found = cells.length === 1 ? "no tab" : `${cells.length} columns`;
-      throw new Error(`Line ${line}: ${found}; a row is src, tab, mt, and maybe tab, ref.`);
-    }
-    samples.push({ src: cells[0], mt: cells[1], ...(cells[2] ? { ref: cells[2] } : {}) });
-  }
-  if (!samples.length) throw new Error("No rows: give lines of src, tab, mt, and maybe tab, ref.");
-  if (samples.length > MOST_ROWS) {
-    throw new Error(`${samples.length} rows: this page takes ${MOST_ROWS}. \`python -m scorekit score\` takes any number.`);
-  }
-  return samples;
+/** Rows as items of the results. One that is no sample has failed before it is sent. */
+function itemsOf(rows) {
+  const failed = (message) => ({ ok: false, error: { type: "invalid_input", message, retryable: false } });
+  return rows.map(({ line, id, sample, problem }) => ({ line, id, sample: sample ?? {}, result: sample ? null : failed(problem) }));
 }
 
-/** Lines as [number of the line, cells]. */
-function* records(text) {
-  let [at, line] = [0, 1];
-  while (at < text.length) {
-    const [cells, first] = [[], line];
-    for (;;) {
-      const [cell, next] = text[at] === '"' ? quoted(text, at) : bare(text, at);
-      cells.push(cell);
-      line += text.slice(at, next).split("\n").length - 1;
-      at = next;
-      if (text[at] !== "\t") break;
-      at++;
-    }
-    if (text[at] === "\r") at++;
-    if (text[at] === "\n") at++;
-    line++;
-    yield [first, cells];
+/** What was read, in words; `show(answer)` fills it. choose(columns): the names that a person has chosen. */
+function rowsTold(choose) {
+  const counts = el("p", { "aria-live": "polite" });
+  const notes = el("ul", { class: "notes quiet" });
+  const likely = el("p");
+  const columns = el("div", { class: "columns" });
+  const box = el("div", { class: "told", hidden: true }, counts, notes, likely, columns);
+
+  function show(answer) {
+    box.hidden = answer === null;
+    if (answer === null) return;
+    counts.textContent = countsOf(answer);
+    counts.hidden = Boolean(answer.problem);
+    const bad = answer.rows.filter(({ problem }) => problem).slice(0, 20);
+    const lines = [...answer.notes, ...bad.map(({ line, problem }) => `${answer.unit} ${line}: ${problem}`)];
+    if (answer.bad > bad.length && bad.length) lines.push(`and ${answer.bad - bad.length} more`);
+    notes.replaceChildren(...lines.map((line) => el("li", {}, line)));
+    notes.hidden = !lines.length;
+    const pairs = Object.entries(answer.likely);
+    const words = pairs.map(([field, name]) => `${field} from “${name}”`).join(", ");
+    likely.replaceChildren(...(pairs.length ? [button(`Take ${words}`, () => choose(answer.likely))] : []));
+    likely.hidden = !pairs.length;
+    columns.replaceChildren(...(answer.names.length ? choices(answer) : []));
   }
+
+  function choices({ names, columns: taken }) {
+    const unused = names.filter((name) => !Object.values(taken).includes(name));
+    const made = Object.entries(taken).map(([name, column]) => {
+      const options = [...new Set([column, ...names])].filter(Boolean).map((one) => [one, one]);
+      const none = column && ["src", "mt"].includes(name) ? [] : [["", "– none –"]];
+      const list = choice(`column-${name}`, [...none, ...options], column ?? "");
+      list.addEventListener("change", () => choose({ [name]: list.value }));
+      return field(FROM[name], list);
+    });
+    const rest = unused.length ? el("p", { class: "quiet" }, `Not used: ${unused.join(", ")}`) : null;
+    return [el("div", { class: "pair" }, made), ...(rest ? [rest] : [])];
+  }
+  return { box, show };
 }
 
-function bare(text, at) {
-  const end = text.slice(at).search(/\t|\r?\n|\r$/);
-  const next = end < 0 ? text.length : at + end;
-  return [text.slice(at, next), next];
-}
+const FROM = { src: "Source (src) from", mt: "Translation (mt) from", ref: "Reference (ref) from", id: "Id from" };
 
-function quoted(text, at) {
-  let end = at + 1;
-  for (;;) {
-    end = text.indexOf('"', end);
-    if (end < 0) return bare(text, at);
-    if (text[end + 1] !== '"') break;
-    end += 2;
-  }
-  const closes = /^(\t|\r?\n|\r?$)/.test(text.slice(end + 1, end + 3));
-  if (!closes) return bare(text, at); // "Hi," he said
-  return [text.slice(at + 1, end).replaceAll('""', '"'), end + 1];
+/** The blank rows are in the notes. */
+function countsOf({ rows, bad, empty }) {
+  const parts = [`${counted(rows.length, "row")}`];
+  if (bad) parts.push(`${bad} of them cannot be scored`);
+  if (empty) parts.push(`${empty} without a translation`);
+  return `${parts.join("; ")}.`;
 }
 
 // What a spreadsheet would run as a formula, wide forms included.
@@ -89,17 +81,18 @@ function csvCell(value) {
 const TOLD = ["ok", "score", "tokens", "truncated", "mt_covered", "cached", "error_spans", "omissions", "unplaced", "windows"];
 const UNSENT = { ok: false, error: { type: "cancelled", message: "stopped before it was scored", retryable: true } };
 
-/** items: [{sample, result}], result null where none came. The mark at the start is for Excel. */
+/** items: [{sample, result, line, id}], result null where none came. The mark at the start is for Excel. */
 function asCsv(items) {
-  const lines = [["row", ...COLUMNS, ...TOLD, "error_type", "error_message"]];
-  items.forEach(({ sample, result }, k) => {
+  const lines = [["row", ...COLUMNS, ...TOLD, "error_type", "error_message", "line", "id"]];
+  items.forEach(({ sample, result, line, id }, k) => {
     const got = result ?? UNSENT;
     const own = [...COLUMNS.map((name) => sample[name]), ...TOLD.map((name) => got[name])];
-    lines.push([k + 1, ...own, got.error?.type, got.error?.message]);
+    lines.push([k + 1, ...own, got.error?.type, got.error?.message, line, id]);
   });
   return `\ufeff${lines.map((cells) => `${cells.map(csvCell).join(",")}\r\n`).join("")}`;
 }
 
 function asJsonl(items) {
-  return items.map(({ sample, result }) => `${JSON.stringify({ ...sample, ...(result ?? UNSENT) })}\n`).join("");
+  const told = ({ sample, result, line, id }) => ({ line, ...sample, ...(result ?? UNSENT), id });
+  return items.map((item) => `${JSON.stringify(told(item))}\n`).join("");
 }

@@ -6,21 +6,15 @@ function buildKind() {
   let info = {};
   const code = codePanel();
   const results = batchView(() => info);
-  const fault = faultLine();
   const one = oneForm();
-  const many = manyForm(fault);
+  const many = manyForm();
   const overlong = choice("overlong", [["truncate", "cut it"], ["error", "fail it"], ["windows", "score it in windows"]]);
-  const modes = modeTabs([["One translation", one.box], ["Many rows (TSV)", many.box]]);
-  const submit = (event) => {
+  const modes = modeTabs([["One translation", one.box], ["Many rows", many.box]]);
+  const submit = async (event) => {
     event.preventDefault();
-    fault.clear();
-    let samples;
-    try {
-      samples = modes.chosen() === 0 ? [one.sample()] : many.samples();
-    } catch (error) {
-      fault.show(error);
-      return;
-    }
+    const items = modes.chosen() === 0 ? [{ sample: one.sample(), result: null }] : await many.items();
+    if (!items) return; // the form of the rows says why
+    const samples = items.filter(({ result }) => result === null).map(({ sample }) => sample);
     const request = (some) => ({
       samples: some, // what is as by default is not said: it may be no option of this service
       ...(overlong.value === "truncate" ? {} : { options: { overlong: overlong.value } }),
@@ -28,7 +22,7 @@ function buildKind() {
     });
     const few = samples.slice(0, 3);
     code.show("v1/score", request(few), samples.length > 3 ? `The first 3 of ${samples.length} rows.` : "");
-    results.begin(samples, request);
+    results.begin(items, request);
   };
   MAIN.append(
     el(
@@ -38,7 +32,6 @@ function buildKind() {
       one.box,
       many.box,
       el("div", { class: "tools" }, field("A text that is too long", overlong), el("button", { type: "submit", class: "go" }, "Score")),
-      fault.line,
     ),
     results.box,
     code.box,
@@ -88,25 +81,80 @@ function oneForm() {
   return { box, sample, know };
 }
 
-function manyForm(fault) {
+function manyForm() {
   const area = textarea("rows", 8);
-  area.placeholder = "src⇥mt⇥ref";
-  const file = el("input", { type: "file", name: "file", accept: ".tsv,.txt,text/tab-separated-values,text/plain" });
-  file.addEventListener("change", async () => {
-    if (!file.files.length) return;
-    try {
-      area.value = decoded(new Uint8Array(await file.files[0].arrayBuffer()));
-      fault.clear();
-    } catch (error) {
-      fault.show(error);
-    }
-    file.value = ""; // so that the same file can be taken again
+  area.placeholder = "src⇥mt⇥ref\nThe house is red.⇥집은 빨간색이다.⇥";
+  const file = el("input", { type: "file", name: "file", accept: ".tsv,.csv,.txt,.json,.jsonl" });
+  const fault = faultLine();
+  let chosen = {}; // the columns that a person has named
+  let answer = null; // the promise of what the service reads in the rows as they are
+  const told = rowsTold((columns) => {
+    chosen = { ...chosen, ...columns };
+    read();
   });
-  const box = el("div", {}, field("Rows", area, " "), field("or a TSV file", file));
+
+  /** Has the rows read, and shows what they are. */
+  function read() {
+    fault.clear();
+    const reading = (answer = rowsGiven().then((given) => readRows(given, chosen)));
+    reading.then(
+      (made) => {
+        if (answer !== reading) return; // they are others by now
+        told.show(made);
+        if (made.problem) fault.show(new Error(made.problem));
+      },
+      (error) => {
+        if (answer !== reading) return;
+        answer = null;
+        told.show(null);
+        fault.show(error, read);
+      },
+    );
+    return reading;
+  }
+
+  async function rowsGiven() {
+    const [one] = file.files;
+    return one ? { name: one.name, base64: await inBase64(one) } : { text: area.value };
+  }
+
+  function changed() {
+    [chosen, answer] = [{}, null];
+    told.show(null);
+    fault.clear();
+    if (area.value || file.files.length) read();
+  }
+  area.addEventListener("change", () => {
+    if (area.value) file.value = "";
+    changed();
+  });
+  file.addEventListener("change", () => {
+    if (file.files.length) area.value = "";
+    changed();
+  });
+  const box = el("div", {}, field("Rows", area, " "), field("or a file", file, "Drop one here, too."), fault.line, told.box);
+  box.addEventListener("dragover", (event) => event.preventDefault());
+  box.addEventListener("drop", (event) => {
+    if (!event.dataTransfer.files.length) return; // a text
+    event.preventDefault();
+    file.files = event.dataTransfer.files;
+    file.dispatchEvent(new Event("change"));
+  });
   const know = (wanted) => {
-    const ref = { required: "tab, ref", ignored: "(a third column, ref, is not read)" }[wanted?.ref] ?? "and maybe tab, ref";
-    box.querySelector("small").textContent = `A row is src, tab, mt, ${ref}; up to ${MOST_ROWS}. A field may stand in quotes.`;
+    const names = { required: "src, mt and ref", ignored: "src and mt (ref is not read)" }[wanted?.ref] ?? "src, mt and perhaps ref";
+    box.querySelector("small").textContent =
+      `The first line names the columns: ${names}, in any order. A table from a spreadsheet, CSV, TSV or JSON lines; up to 1,000 rows.`;
   };
   know(null);
-  return { box, know, samples: () => parseRows(area.value) };
+
+  /** The items to score; null where there are none. */
+  async function items() {
+    try {
+      const { problem, rows } = await (answer ?? read());
+      return problem ? null : itemsOf(rows);
+    } catch {
+      return null;
+    }
+  }
+  return { box, know, items };
 }

@@ -22,10 +22,11 @@ from tests.kits.browser import BROWSER
 _KEYS = {"Tab": 9, "Enter": 13, "Escape": 27}
 
 
-#: Replaces a page's fetch: `gate(url, n)` stands before its nth request but those to /v1/info, and
-#: may wait, or throw as a network that is gone. `answered`: of how many something came.
+#: Replaces a page's fetch: `gate(url, n)` stands before its nth request but those to /v1/info and
+#: /page/rows, and may wait, or throw as a network that is gone. `answered`: of how many something
+#: came.
 GATE = """(() => { const real = globalThis.fetch; let n = 0; globalThis.gate = () => {};
-globalThis.fetch = async (url, request) => { if (!url.endsWith("/v1/info")) await gate(url, ++n);
+globalThis.fetch = async (url, request) => { if (!/info$|rows$/.test(url)) await gate(url, ++n);
 try { return await real(url, request); }
 finally { globalThis.answered = (globalThis.answered ?? 0) + 1; } }; })()"""
 

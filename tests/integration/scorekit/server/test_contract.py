@@ -271,7 +271,7 @@ def test_a_401_says_how_to_give_a_key_and_no_figure_counts_a_wrong_one(capsys):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/score/", "/v1/score/stream/", "/v1/info/", "/docs", "/redoc"]
+    "path", ["/v1/score/", "/v1/score/stream/", "/v1/info/", "/docs/", "/redoc"]
 )
 def test_a_path_beside_a_route_is_404_and_no_redirect(url, path):
     for method in ("GET", "POST"):

@@ -113,3 +113,61 @@ def test_each_service_has_the_page_of_its_kind(backend, expected_text):
     with running_service(backend()) as url:
         assert expected_text in httpx.get(f"{url}/").text
         assert "/" not in httpx.get(f"{url}/openapi.json").json()["paths"]
+
+
+def test_rows_are_read_under_the_same_key_and_limits(closed):
+    key = {"Authorization": "Bearer secret"}
+    body = {"name": "", "text": "id\tsrc\tmt\nx\ta\tb\n"}
+    url = f"{closed}/page/rows"
+    assert httpx.post(url, json=body).status_code == 401
+    answer = httpx.post(url, json=body, headers=key).json()
+    assert answer["rows"] == [{"line": 2, "id": "x", "sample": {"src": "a", "mt": "b"}}]
+    for value, status in (
+        (
+            {"base64": b64encode("src\tmt\n가\t나\n".encode("utf-16")).decode(), "name": "a.tsv"},
+            200,
+        ),
+        ({"base64": "no base64!"}, 422),
+        ({"text": 5}, 422),
+        ({"rows": "x"}, 422),
+        ([], 422),
+        ({"text": "x" * 2**20}, 413),
+    ):
+        assert httpx.post(url, json=value, headers=key).status_code == status, str(value)[:40]
+    plain = {**key, "Content-Type": "text/plain"}
+    assert httpx.post(url, content=b"{}", headers=plain).status_code == 415
+    assert httpx.get(url, headers=key).status_code == 405
+
+
+def test_a_column_of_the_rows_can_be_named_or_left_out():
+    with running_service(FakeBackend("xcomet")) as url:
+        body = {"text": "A,B,ref,\na,b,r,x\n", "src": "A", "mt": "B", "ref": ""}
+        answer = httpx.post(f"{url}/page/rows", json=body).json()
+        assert answer["rows"][0]["sample"] == {"src": "a", "mt": "b"}
+        assert answer["columns"]["ref"] is None
+
+
+def test_rows_count_in_the_budget_of_all_requests():
+    with running_service(FakeBackend(), max_body_bytes=1024, max_inflight_bytes=4096) as url:
+        small = httpx.post(f"{url}/page/rows", json={"text": "src,mt\na,b\n"})
+        assert small.status_code == 200
+        assert httpx.post(f"{url}/page/rows", json={"text": "x" * 5000}).status_code == 413
+
+
+def test_there_is_no_route_for_rows_where_nothing_asks_for_it():
+    for backend, page in ((FakeBackend(), False), (FakeEmbedder(8, 16), True)):
+        with running_service(backend, page=page) as url:
+            answer = httpx.post(f"{url}/page/rows", json={"text": "src,mt\na,b\n"})
+            assert answer.status_code == 404
+
+
+def test_docs_lead_to_the_page_or_say_what_there_is(closed):
+    answer = httpx.get(f"{closed}/docs")  # needs no key, as the page
+    assert (answer.status_code, answer.headers["location"]) == (307, "./")
+    page = httpx.get(f"{closed}/docs", follow_redirects=True)
+    assert page.text == httpx.get(f"{closed}/").text
+    assert httpx.post(f"{closed}/docs", json={}).status_code == 401
+    with running_service(FakeBackend(), page=False) as url:
+        answer = httpx.get(f"{url}/docs")
+        assert answer.status_code == 404
+        assert "GET /openapi.json" in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Test many rows: TSV in, requests in parts, sorting and filters, CSV and JSONL out."""
+"""Test many rows: pasted or of a file, requests in parts, sorting, filters, CSV and JSONL out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import csv
 import io
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scorekit.rows.read import RowFile
 from tests.kits.browser.live import GATE
 from tests.kits.examples import examples
 
@@ -33,65 +33,6 @@ def run(tab, source: str, expression: str, value: object = None) -> object:
     return tab.js(f"(() => {{ {source}; const given = {json_value}; return {expression} }})()")
 
 
-def message(tab, script, text: str) -> str:
-    """Return the message that rejects the rows."""
-    tried = "(() => { try { return parseRows(given) } catch (error) { return error.message } })()"
-    return run(tab, script("rows"), tried, text)
-
-
-@many
-@given(st.lists(st.lists(texts | awkward, min_size=2, max_size=3), min_size=1, max_size=4))
-def test_rows_are_read_as_a_spreadsheet_writes_them(tab, script, rows):
-    written = io.StringIO()
-    csv.writer(written, "excel-tab", quoting=csv.QUOTE_ALL).writerows(rows)
-    read = run(tab, script("rows"), "parseRows(given)", "\ufeff" + written.getvalue())
-    names = ("src", "mt", "ref")
-    expected_rows = [
-        {n: c for n, c in zip(names, r, strict=False) if c or n != "ref"} for r in rows
-    ]
-    if tuple(rows[0]) != names[: len(rows[0])]:
-        assert read == expected_rows
-
-
-def test_rows_as_people_paste_them(tab, script):
-    text = 'src\tmt\r\n"Hi," he said\tok "so"\t\r\n\r\n"two\nlines"\t"a ""b"""\tr\n=1\t\nc\t"open\n'
-    assert message(tab, script, text) == [
-        {"src": '"Hi," he said', "mt": 'ok "so"'},
-        {"src": "two\nlines", "mt": 'a "b"', "ref": "r"},
-        {"src": "=1", "mt": ""},
-        {"src": "c", "mt": '"open'},
-    ]
-
-
-@many
-@given(st.lists(st.tuples(awkward, awkward), min_size=1, max_size=3), st.sampled_from(["\n", ""]))
-@example([("a", '"b\r\nc"\r')], "")
-def test_a_file_is_read_as_the_page_reads_it(tab, script, tmp_path_factory, rows, end):
-    """Check that the page, `scorekit score` and the trainers read quotes, tabs and line ends
-    alike."""
-    text = "\n".join("\t".join(row) for row in rows) + end
-    path = tmp_path_factory.mktemp("rows") / "in.tsv"
-    path.write_text(f'"1"\t"2"\n{text}', encoding="utf-8", newline="")
-    lines = run(tab, script("rows"), "[...records(given)]", text)
-    read = [(line + 1, cells) for line, cells in lines if len(cells) > 1 or cells[0].strip()]
-    if all(len(cells) == 2 for _, cells in read):
-        file = RowFile(path).rows((), None)
-        assert [(number, [*fields.values()]) for number, fields in file] == read
-
-
-@pytest.mark.parametrize(
-    ("text", "message_start"),
-    [
-        ("a\tb\nno tab here", "Line 2: no tab;"),
-        ('"x\ny"\tb\n\na\tb\tc\td', "Line 4: 4 columns;"),
-        ("  \n", "No rows:"),
-        ("a\tb\n" * 1001, "1001 rows: this page takes 1000."),
-    ],
-)
-def test_a_bad_row_is_named_by_its_line(tab, script, text, message_start):
-    assert message(tab, script, text).startswith(message_start)
-
-
 @many
 @given(st.lists(st.tuples(texts | awkward, texts | awkward), min_size=1, max_size=3))
 def test_what_is_saved_is_what_was_answered_and_no_formula(tab, script, rows):
@@ -99,7 +40,7 @@ def test_what_is_saved_is_what_was_answered_and_no_formula(tab, script, rows):
         {"sample": {"src": s, "mt": m}, "result": {"ok": True, "score": -1.5, "error_spans": []}}
         for s, m in rows
     ]
-    items.append({"sample": {"src": "s", "mt": "m"}, "result": None})
+    items.append({"sample": {"src": "s", "mt": "m"}, "result": None, "line": 9, "id": "=x"})
     saved = run(tab, script("rows"), "[asCsv(given), asJsonl(given)]", items)
     assert saved[0].startswith("\ufeffrow,src,mt,ref,ok,score,")
     lines = list(csv.DictReader(io.StringIO(saved[0][1:], newline="")))
@@ -109,9 +50,11 @@ def test_what_is_saved_is_what_was_answered_and_no_formula(tab, script, rows):
             assert not got.startswith(tuple("=+-@\t\r\n＝＋－＠"))
         assert (line["ok"], line["score"], line["error_spans"]) == ("true", "-1.5", "[]")
     assert (lines[-1]["score"], lines[-1]["error_type"]) == ("", "cancelled")
+    assert (lines[-1]["line"], lines[-1]["id"]) == ("9", "'=x")
     saved_rows = [json.loads(line) for line in saved[1].split("\n")[:-1]]
     assert [row["src"] for row in saved_rows] == [*(src for src, _ in rows), "s"]
     assert saved_rows[-1]["ok"] is False and "score" not in saved_rows[-1]
+    assert (saved_rows[-1]["line"], saved_rows[-1]["id"]) == (9, "=x")
 
 
 @many
@@ -173,7 +116,7 @@ def test_a_shell_reads_the_same_words(tab, script, words):
 
 def paste(page, rows: list[tuple[str, str]]) -> None:
     page.click("input[value='1']")
-    page.fill("textarea[name=rows]", "\n".join("\t".join(row) for row in rows))
+    page.fill("textarea[name=rows]", "\n".join("\t".join(row) for row in [("src", "mt"), *rows]))
     page.click("button.go")
 
 
@@ -259,17 +202,87 @@ def test_a_row_keeps_focus_and_place_while_others_are_scored(page):
     assert page.js(numbers) == [f"#{k}" for k in range(1, 151)]
 
 
-def test_a_file_is_read_whatever_its_letters(page, tmp_path):
+def choose_file(page, path: Path, content: bytes) -> None:
+    """Choose a file, and wait until the page tells of it."""
+    path.write_bytes(content)
+    page.js("document.querySelector('.told').hidden = true")
+    root = page.ask("DOM.getDocument")["root"]["nodeId"]
+    node = page.ask("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
+    page.ask("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
+    page.wait("!document.querySelector('.told').hidden")
+
+
+def cards(page) -> list[list[str]]:
+    """Return the texts of each card."""
+    texts = "[...card.querySelectorAll('.text, .why')].map((e) => e.textContent)"
+    return page.js(f"[...document.querySelectorAll('.card')].map((card) => {texts})")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp949"])
+def test_columns_are_taken_by_name_in_any_encoding_and_none_is_guessed(page, tmp_path, encoding):
     page.click("input[value='1']")
-    for name, encoding in (("a", "utf-8-sig"), ("b", "utf-16"), ("c", "cp949")):
-        path = tmp_path / f"{name}.tsv"
-        path.write_bytes("원문\t번역\r\n".encode(encoding))
-        root = page.ask("DOM.getDocument")["root"]["nodeId"]
-        node = page.ask("DOM.querySelector", nodeId=root, selector="input[type=file]")["nodeId"]
-        page.fill("textarea[name=rows]", "")
-        page.ask("DOM.setFileInputFiles", files=[str(path)], nodeId=node)
-        if encoding != "cp949":
-            page.wait("document.querySelector('textarea[name=rows]').value === '원문\\t번역\\n'")
-        else:
-            page.wait("document.querySelector('.try .fault').innerText.includes('UTF-8')")
-            assert page.js("document.querySelector('textarea[name=rows]').value") == ""
+    text = "번호\t원문\t번역문\r\n1\t안녕하세요\tHello\r\n"
+    choose_file(page, tmp_path / "in.tsv", text.encode(encoding))
+    message = page.js("document.querySelector('.try .fault').innerText")
+    assert "line 1: the header has no column 'src', but '번호', '원문', '번역문'" in message
+    assert message.endswith("perhaps src is '원문' and mt is '번역문'")
+    assert ("cp949" in page.js("document.querySelector('.notes').innerText")) == (
+        encoding == "cp949"
+    )
+    page.click("button.go")  # nothing is scored
+    page.click(".told button", "Take src from “원문”, mt from “번역문”")
+    page.wait("document.querySelector('.told').innerText.includes('1 row.')")
+    assert page.js("document.querySelector('.try .fault').hidden")
+    assert not cards(page)
+    page.fill("[name=column-id]", "번호")
+    page.wait("document.querySelector('[name=column-id]').value === '번호'")
+    page.click("button.go")
+    page.wait("document.querySelector('.card .score')")
+    assert cards(page) == [["안녕하세요", "Hello"]]
+
+
+def test_a_column_before_the_source_moves_nothing_and_bad_rows_fail_alone(page, tmp_path):
+    page.js(SAVED)
+    page.click("input[value='1']")
+    content = b"ID;Src;mt;note\n7;a;b;x\n;;;\n8;c;;\nbroken\n"
+    choose_file(page, tmp_path / "in.csv", content)
+    text = page.js("document.querySelector('.told').innerText")
+    for words in (
+        "3 rows; 1 of them cannot be scored; 1 without a translation.",
+        "in.csv: blank rows are skipped: 1",
+        "line 5: 1 columns, the header has 4",
+        "Not used: note",
+    ):
+        assert words in text
+    selected = "[...document.querySelectorAll('.told select')].map((one) => one.value)"
+    assert page.js(selected) == ["Src", "mt", "", "ID"]
+    page.click("button.go")
+    page.wait("document.querySelectorAll('.card .score').length === 2")
+    assert cards(page) == [["a", "b"], ["c", "(empty)"], ["1 columns, the header has 4"]]
+    page.click("button", "Download JSONL")
+    rows = [json.loads(row) for row in page.js("saved['scores.jsonl'].text()").splitlines()]
+    assert [(row["line"], row["id"], row["ok"]) for row in rows] == [
+        (2, "7", True),
+        (4, "8", True),
+        (5, None, False),
+    ]
+
+
+def test_a_pasted_text_takes_the_place_of_a_file(page, tmp_path):
+    choose_file(page, tmp_path / "in.csv", b"src,mt\na,b\n")
+    paste(page, [("c", "d")])
+    page.wait("document.querySelector('.card .score')")
+    assert cards(page) == [["c", "d"]]
+    assert page.js("document.querySelector('input[type=file]').files.length") == 0
+    page.fill("textarea[name=rows]", "c\td")  # without a header
+    page.wait("!document.querySelector('.try .fault').hidden")
+    assert "no column 'src', but 'c', 'd'" in page.js("document.querySelector('.try').innerText")
+
+
+def test_rows_that_are_too_large_are_not_sent(page):
+    page.js("globalThis.sent = 0; globalThis.fetch = async () => { sent++; }")
+    page.click("input[value='1']")
+    page.fill("textarea[name=rows]", "src\tmt\n" + "한" * 350_000)
+    page.wait("!document.querySelector('.try .fault').hidden")
+    assert "larger than this page takes" in page.js("document.querySelector('.try').innerText")
+    assert page.js("sent") == 0

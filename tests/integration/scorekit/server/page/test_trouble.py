@@ -75,7 +75,7 @@ def test_rows_go_on_with_another_key(tab):
             f" ? new Response('{refusal}', {{status: 401}}) : real(url, request); }})()"
         )
         tab.click("input[value='1']")
-        tab.fill("textarea[name=rows]", "\n".join(f"s\tm{k}" for k in range(150)))
+        tab.fill("textarea[name=rows]", "src\tmt\n" + "\n".join(f"s\tm{k}" for k in range(150)))
         tab.click("button.go")
         tab.wait(f"({FAULTS}).includes('(401): no more')")
         assert tab.js("document.querySelectorAll('.card .score').length") == 100
@@ -95,7 +95,7 @@ def test_what_the_service_is_is_learnt_before_the_first_score(tab):
         tab.wait(f"({FAULTS}).includes('503')")
         tab.js("globalThis.fetch = kept")  # the service runs by now; no button is pressed
         tab.click("input[value='1']")
-        tab.fill("textarea[name=rows]", "a\tb\nc\td\ne\tf")
+        tab.fill("textarea[name=rows]", "src\tmt\na\tb\nc\td\ne\tf")
         tab.click("button.go")
         tab.wait("document.querySelectorAll('.card .score').length === 3")
         assert tab.js("document.getElementById('model').textContent") == "fake-metricx"
@@ -119,10 +119,12 @@ def test_too_much_is_said_to_be_too_much(tab):
         send(tab, "x" * 2000)
         tab.wait(f"({FAULTS}).includes('Too large for this service (413): ')")
         tab.click("input[value='1']")  # rows of 300 bytes are sent in parts that fit
-        tab.fill("textarea[name=rows]", "\n".join(f"{k}\t{'y' * 300}" for k in range(7)))
+        tab.fill(
+            "textarea[name=rows]", "src\tmt\n" + "\n".join(f"{k}\t{'y' * 300}" for k in range(7))
+        )
         tab.click("button.go")
         tab.wait("document.querySelectorAll('.card .score').length === 7")
-        tab.fill("textarea[name=rows]", f"a\tb\nc\t{'y' * 600}\n\nd\t{'y' * 2000}")
+        tab.fill("textarea[name=rows]", f"src\tmt\na\tb\nc\t{'y' * 600}\n\nd\t{'y' * 2000}")
         tab.click("button.go")
         tab.wait(f"({FAULTS}).includes('Row 3: Too large for this service (413): ')")
         assert tab.js("document.querySelectorAll('.card .score').length") == 2
