@@ -32,7 +32,9 @@ class SampleForScoring:
         """Return the sample as a request carries it, without empty fields."""
         sample = {"src": self.src, "mt": self.mt}
         for name in ("id", "ref", "src_lang", "tgt_lang", "task"):
-            if value := getattr(self, name):
+            value = getattr(self, name)
+            is_empty = value is None or (isinstance(value, str) and not value)
+            if not is_empty:
                 sample[name] = value
         return sample
 

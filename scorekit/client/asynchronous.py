@@ -22,6 +22,7 @@ from scorekit.client.deduplication import (
 )
 from scorekit.client.dispatcher import Call, RequestDispatcher, score_error
 from scorekit.client.replicas import Replica, ReplicaPool, check_agreement
+from scorekit.client.tables import as_sample_list
 from scorekit.client.transport import (
     attempts,
     checked_batch_size,
@@ -36,7 +37,6 @@ from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import cancel_all, gather_or_cancel
 from scorekit.schemas import Info, Priority, Result, Scored
-from scorekit.scorers import check_is_list
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +193,9 @@ class ScoringClient:
     ) -> list[Result]:
         """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
 
+        samples: mappings or SampleForScoring, from any iterable; of a datasets.Dataset the columns
+        `src`, `mt`, `ref`, `src_lang`, `tgt_lang` and `id`, or all with a column `task`. A `ref`
+        of None, NaN or "" is none. A sample whose text is none (None, a number) fails alone.
         Equal samples are sent once. deadline_s: None: the client's. `on_progress` gets the number
         of samples answered since its last call. `on_result` gets each index and result once, as
         soon as it arrives.
@@ -200,8 +203,7 @@ class ScoringClient:
         Raises RequestError if a request was refused for good, ServiceUnreachable if no URL
         answered within the deadline, UserError for what is no list of samples.
         """
-        check_is_list("samples", samples)
-        samples = list(samples)
+        samples = as_sample_list(samples)
         batch_size = self.batch_size if batch_size is None else checked_batch_size(batch_size)
         deadline_s = self.deadline_s if deadline_s is None else checked_deadline_s(deadline_s)
         if not samples:
@@ -250,8 +252,7 @@ class ScoringClient:
 
         If the stream breaks off, missing samples are requested again. The client-side cache is not
         used."""
-        check_is_list("samples", samples)
-        samples = list(samples)
+        samples = as_sample_list(samples)
         if not samples:
             return
         info = await self.limits()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, cast
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -17,6 +18,10 @@ _ENVELOPE = 1024
 #: The index of a sample among the distinct ones of its call, and its JSON.
 Placed = tuple[int, bytes]
 Sample = SampleForScoring | Mapping[str, Any]
+#: Fields of a translation that are texts, and those that may also be None.
+_TEXTS, _OPTIONAL = ("src", "mt", "ref", "src_lang", "tgt_lang"), ("ref", "src_lang", "tgt_lang")
+#: Fields of a judge's sample that are no texts of its rubric.
+_NO_TEXTS = ("id", "task", "images")
 
 
 class UniqueSamples:
@@ -29,7 +34,9 @@ class UniqueSamples:
     def __init__(
         self, samples: Sequence[Sample], max_bytes: int, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Encode samples. One over `max_bytes` fails. Raises UserError for an id that is not text.
+        """Encode samples. One over `max_bytes` fails, and so does one with a text that is none.
+
+        Raises UserError for an id that is not text.
 
         options: of the call; `empty_ref` says whether "" is a reference."""
         empty_is_text = (options or {}).get("empty_ref") == "text"
@@ -71,14 +78,16 @@ def _encode(
     else:
         kind = type(sample).__name__
         raise UserError(f"samples.{index}: a {kind}. Give a dict with src and mt")
-    _check_fields(index, fields)
     id = fields.pop("id", None)
     if id is not None and not isinstance(id, str):
         raise UserError(f"samples.{index}.id: a string or None, not {type(id).__name__}")
     ref = sample.ref if isinstance(sample, SampleForScoring) else fields.get("ref")
-    fields.pop("ref", None)  # absent, null and, by default, "" mean the same
-    if ref not in (None, "") or (ref == "" and empty_is_text):
+    fields.pop("ref", None)  # absent, null, NaN and, by default, "" mean the same
+    if not is_missing(ref) and (ref != "" or empty_is_text):
         fields["ref"] = ref
+    if (error := _text_error(fields)) is not None:
+        return id, b"", error
+    _check_fields(index, fields)
     try:
         body = to_json(dict(sorted(fields.items())))
     except (PydanticSerializationError, UnicodeEncodeError):
@@ -86,6 +95,31 @@ def _encode(
     if len(body) > max_bytes:
         return id, b"", f"{len(body)} bytes, a request may have {max_bytes}"
     return id, body, None
+
+
+def _text_error(fields: Mapping[Any, Any]) -> str | None:
+    """Return the error of the first text that is none. An unknown field is the service's to refuse.
+
+    All fields of a judge's sample may be texts of its rubric."""
+    is_judge = fields.get("task") is not None
+    for name, value in fields.items():
+        if isinstance(value, str) or (value is None and name in _OPTIONAL):
+            continue
+        if name in _TEXTS or (is_judge and isinstance(name, str) and name not in _NO_TEXTS):
+            return f"{name}: {shown_value(value)} is not text"
+    return None
+
+
+def is_missing(value: Any) -> bool:
+    """Return True for None and what tables have in an empty cell: NaN, NA and NaT of pandas."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, Real) and value != value
+
+
+def shown_value(value: Any) -> str:
+    """Return a value that is no text, and its type, for a message."""
+    return "None" if value is None else f"{value!r:.40} ({type(value).__name__})"
 
 
 def _check_fields(index: int, fields: Mapping[Any, Any]) -> None:

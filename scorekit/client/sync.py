@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.deduplication import Sample
-from scorekit.client.frames import samples_of_frame, with_results
+from scorekit.client.tables import (
+    as_sample_list,
+    dataset_with_results,
+    frame_with_results,
+    samples_of_dataset,
+    samples_of_frame,
+    score_rows,
+)
 from scorekit.net.first_answer import INTERACTIVE_S
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.report.progress import progress_bar
-from scorekit.schemas import Failed, Info, Result
-from scorekit.scorers import check_is_list
+from scorekit.schemas import Info, Result
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from pandas import DataFrame
 
 
@@ -53,8 +60,7 @@ class SyncScoringClient(ForkSafeClient[ScoringClient]):
         self, samples: Iterable[Sample], *args: Any, progress: bool = False, **kwargs: Any
     ) -> list[Result]:
         """See ScoringClient.score. progress: show a bar with rate and remaining time."""
-        check_is_list("samples", samples)
-        samples = list(samples)
+        samples = as_sample_list(samples)
         if not progress:
             return self.run(lambda client: client.score(samples, *args, **kwargs))
 
@@ -85,7 +91,15 @@ class SyncScoringClient(ForkSafeClient[ScoringClient]):
         already, or if no row has its texts.
         """
         rows = samples_of_frame(frame, task, prefix)
-        samples = [row for row in rows if not isinstance(row, Failed)]
-        answers = iter(self.score(samples, **kwargs))
-        results = [row if isinstance(row, Failed) else next(answers) for row in rows]
-        return with_results(frame, results, prefix)
+        results = score_rows(rows, lambda samples: self.score(samples, **kwargs))
+        return frame_with_results(frame, results, prefix)
+
+    def score_dataset(
+        self, dataset: Dataset, *, task: str | None = None, prefix: str = "", **kwargs: Any
+    ) -> Dataset:
+        """Return a datasets.Dataset with the results as columns, as `score_frame` does for a frame.
+
+        A score that is missing is None."""
+        rows = samples_of_dataset(dataset, task, prefix)
+        results = score_rows(rows, lambda samples: self.score(samples, **kwargs))
+        return dataset_with_results(dataset, results, prefix)

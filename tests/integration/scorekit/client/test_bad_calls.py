@@ -6,16 +6,27 @@ right call beside such a case.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 
-from scorekit.client import Embeddings, RemoteScorer, SyncScoringClient, raise_for_failures
+from scorekit.client import (
+    Embeddings,
+    RemoteScorer,
+    ScoringClient,
+    SyncScoringClient,
+    raise_for_failures,
+)
 from scorekit.client.deduplication import UniqueSamples
+from scorekit.client.tables import as_sample_list
 from scorekit.errors import SampleError, UserError
 from scorekit.retrieval.client import Retriever
 from scorekit.rewards import SyncCompositeReward
@@ -62,16 +73,83 @@ def test_a_field_may_be_a_tuple() -> None:
         ("ab", "samples: a str. Give a list"),
         (None, "samples: a NoneType. Give a list"),
         (["ab"], "samples.0: a str. Give a dict"),
-        ([(("src", "a"), ("mt", "b"))], "samples.0: a tuple. Give a dict"),
-        ([SAMPLE, {"src": "a", "mt": datetime.date(2020, 1, 1)}], "samples.1.mt: a date"),
-        ([{"src": "a", "mt": b"b"}], "samples.0.mt: a bytes"),
-        ([{"src": "a", "mt": pathlib.Path("b.txt")}], "samples.0.mt: a PosixPath"),
-        ([{1: "a", "mt": "b"}], "samples.0: the field name 1 is no text"),
+        ([SAMPLE, ("a", "b")], "samples.1: a tuple. Give a dict with src and mt"),
+        (iter([SAMPLE, None]), "samples.1: a NoneType. Give a dict"),
+        (pd.DataFrame([SAMPLE]), r"samples: a DataFrame. Use score_frame\(frame\)"),
+        (DatasetDict(train=Dataset.from_list(PAIR)), "samples: a DatasetDict. Choose a split"),
+        (Dataset.from_list([{"src": "a", "x": "b"}]), "dataset has no column 'mt'; it has: src, x"),
     ],
 )
-def test_what_is_no_list_of_samples_is_refused(url: str, samples: Any, message: str) -> None:
-    with SyncScoringClient(url) as client, pytest.raises(UserError, match=message):
+def test_what_is_no_list_of_samples_is_refused_unasked(
+    unused_url: str, samples: Any, message: str
+) -> None:
+    async def stream() -> None:
+        async with ScoringClient(unused_url) as client:
+            async for _ in client.stream(samples):
+                pass
+
+    with SyncScoringClient(unused_url) as client, pytest.raises(UserError, match=message):
         client.score(samples)
+    if not isinstance(samples, Iterator):  # of which an element is gone
+        with pytest.raises(UserError, match=message):
+            asyncio.run(stream())
+
+
+def test_a_field_that_json_has_as_another_text_is_refused(url: str) -> None:
+    with SyncScoringClient(url) as client:
+        with pytest.raises(UserError, match=r"samples\.0: the field name 1 is no text"):
+            client.score([{1: "a", "mt": "b"}])  # type: ignore[dict-item]
+        with pytest.raises(UserError, match=r"samples\.0\.x: a PosixPath. Give a text"):
+            client.score([{**SAMPLE, "x": pathlib.Path("b.txt")}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"mt": datetime.date(2020, 1, 1)}, "mt: datetime.date(2020, 1, 1) (date) is not text"),
+        ({"mt": b"b"}, "mt: b'b' (bytes) is not text"),
+        ({"mt": 3}, "mt: 3 (int) is not text"),
+        ({"src": None}, "src: None is not text"),
+        ({"ref": 1.5}, "ref: 1.5 (float) is not text"),
+        ({"src_lang": float("nan")}, "src_lang: nan (float) is not text"),
+        ({"task": "mqm", "answer": None}, "answer: None is not text"),
+    ],
+)
+def test_a_sample_whose_text_is_none_fails_alone(
+    url: str, fields: dict[str, Any], error: str
+) -> None:
+    bad = {**SAMPLE, "id": "bad", **fields}
+    with SyncScoringClient(url) as client:
+        first, failed, last = client.score([SAMPLE, bad, PAIR[1]])
+    assert first.ok and last.ok and not failed.ok
+    assert (failed.id, failed.error.type, failed.error.message) == ("bad", "invalid_input", error)
+
+
+@pytest.mark.parametrize(
+    "ref", [None, "", float("nan"), np.float32("nan"), pd.NA, pd.NaT, np.nan], ids=repr
+)
+def test_a_reference_that_a_table_leaves_blank_is_none(ref: Any) -> None:
+    samples = [{**SAMPLE, "ref": ref}, SampleForScoring("a", "b", ref=ref), SAMPLE]
+    assert UniqueSamples(samples, 1000).bodies == UniqueSamples([SAMPLE], 1000).bodies
+
+
+def test_of_a_dataset_the_columns_of_a_translation_are_taken(url: str) -> None:
+    rows = [{**SAMPLE, "ref": "r", "n": k, "id": k, "tgt_lang": "ko"} for k in range(3)]
+    dataset = Dataset.from_list(rows)
+    with SyncScoringClient(url) as client:
+        expected = [result.score for result in client.score([{**SAMPLE, "ref": "r"}] * 3)]
+        for samples in (
+            dataset,
+            dataset.with_format("numpy"),
+            dataset.to_iterable_dataset(),
+            dataset.to_iterable_dataset().map(lambda row: row),  # its columns are not known
+        ):
+            assert [result.score for result in client.score(samples)] == expected
+
+
+def test_of_a_judges_dataset_all_columns_are_taken() -> None:
+    rows = [{"task": "t", "candidate": "c", "id": "i"}]
+    assert as_sample_list(Dataset.from_list(rows)) == rows
 
 
 @pytest.mark.parametrize(

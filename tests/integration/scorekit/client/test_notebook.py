@@ -9,6 +9,7 @@ import threading
 
 import pandas as pd
 import pytest
+from datasets import Dataset, DatasetDict
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
@@ -113,6 +114,47 @@ def test_two_metrics_stand_side_by_side(client):
     assert both["one_score"].equals(both["two_score"].rename("one_score"))
     with pytest.raises(UserError, match="has a column 'two_score' already"):
         client.score_frame(both, prefix="two_")
+
+
+def test_a_dataset_gets_the_columns_of_a_frame(client):
+    dataset = Dataset.from_pandas(FRAME.reset_index(drop=True))
+    scored = client.score_dataset(dataset, prefix="x_", progress=True)
+    frame = client.score_frame(FRAME.reset_index(drop=True), prefix="x_")
+    assert scored.column_names == list(frame.columns)
+    for name in ("x_score", "x_ok", "x_error"):
+        values = frame[name].astype(object).where(frame[name].notna(), None)
+        assert list(scored[name]) == values.tolist()
+    assert scored["x_error_spans"][0][0]["text"] == "wrong" and scored["x_error_spans"][2] is None
+    assert dataset.column_names == ["src", "mt", "ref", "system"]
+    assert scored.features["x_error"].dtype == "string"
+    both = client.score_dataset(scored)
+    assert list(both["score"]) == list(scored["x_score"])
+    assert client.score_dataset(dataset.select([])).num_rows == 0
+
+
+def test_a_row_of_a_dataset_without_a_text_fails_alone(client):
+    dataset = Dataset.from_dict({"src": ["a", None], "mt": ["x", "y"], "ref": [None, "r"]})
+    scored = client.score_dataset(dataset.with_format("numpy"))
+    assert list(scored.with_format(None)["score"]) == [_score_of("a", "x"), None]
+    assert scored["error"][1] == "invalid_input: column 'src': None is not text"
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (Dataset.from_dict({"src": ["a"]}), "the dataset has no column 'mt'; it has: src"),
+        (Dataset.from_dict({"src": [None], "mt": ["a"]}), "no row of the dataset can be scored"),
+        (Dataset.from_dict({"src": ["a"], "mt": ["b"], "ok": [1]}), "has a column 'ok' already"),
+        (DatasetDict(), "score_dataset: a DatasetDict. Give a datasets.Dataset"),
+        (FRAME, "score_dataset: a DataFrame. Give a datasets.Dataset"),
+    ],
+)
+def test_what_is_wrong_with_a_dataset_is_said_before_anything_is_asked(table, message):
+    with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as nobody:
+        with pytest.raises(UserError, match=message):
+            nobody.score_dataset(table)
+        with pytest.raises(UserError, match=r"score_frame: a Dataset\. Give a pandas data frame"):
+            nobody.score_frame(Dataset.from_dict({"src": ["a"], "mt": ["b"]}))
 
 
 def test_inside_a_running_loop_with_a_bar(client, capsys):

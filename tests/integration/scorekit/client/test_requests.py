@@ -131,7 +131,7 @@ def test_failures_become_errors_that_name_their_sample():
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_names_the_callers_own_index(stream):
     """Check that it is not the index in a request after splitting and deduplication."""
-    samples = [*SAMPLES[:10], *SAMPLES[:10], {"src": "s", "mt": 3}, *SAMPLES[10:]]
+    samples = [*SAMPLES[:10], *SAMPLES[:10], {"src": "s"}, *SAMPLES[10:]]
     with running_service(FakeBackend()) as url:
         with pytest.raises(RequestError, match=r"samples\.20\.mt: ") as error_info:
             if stream:
