@@ -20,7 +20,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers env-docs docs docs-serve test-docs demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-long test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle env-verl env-openenv env-verifiers env-docs docs docs-serve test-docs demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-verl test-openenv test-verifiers test-long test-many test-again test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,10 +131,15 @@ test-verifiers: setup env-verifiers ## our tasks for verifiers, in its own loade
 test-docs: docs ## the site, its pages, and every command of the tutorials (4 minutes)
 	$(PY) $(PYTEST_MANY) tests/e2e/test_tutorials.py tests/unit/test_docs.py tests/unit/test_docs_style.py tests/unit/tools/docs
 
-# LEAVE_OUT="FILE ..." leaves out these files, and the many examples.
-test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side, and property tests with many examples
+# LEAVE_OUT="FILE ..." leaves out these files.
+test-long: setup env-oracle env-verl env-openenv env-verifiers env-vllm ## test-all and the five above side by side
 	$(PY) $(PYTEST_LONG) $(LEAVE_OUT:%=--ignore=%) -m "not ($(QUICK))"
-	$(if $(LEAVE_OUT),,$(PY) $(PYTEST_MANY) --hypothesis-profile many -m "hypothesis and $(QUICK)")
+
+test-many: setup ## the property tests with ten times the examples (minutes)
+	$(PY) $(PYTEST_MANY) --hypothesis-profile many -m "hypothesis and $(QUICK)"
+
+test-again: setup ## the tests that failed last, one at a time
+	$(PY) -m pytest --last-failed --last-failed-no-failures none
 
 test-any: setup ## the numeric tests as other processors compute, and the whole suite on a busy one (an hour)
 	$(PY) -m tools.test_any
