@@ -103,8 +103,10 @@ def test_the_fields_to_keep_have_one_name_whatever_the_columns_are_called(
         {"line": 2},
     ]
     assert read(out)[1]["m"]["error"]["type"] == "invalid_input"
-    again = run(source, out, *metrics(m=metricx), *names, "--keep", "kind", "--keep", "n")
-    assert again.exit_code == 0 and "0 scores" in again.output  # it is joined anew, not scored
+    rejoined = run(source, out, *metrics(m=metricx), *names, "--keep", "kind", "--keep", "n")
+    assert (
+        rejoined.exit_code == 0 and "0 scores" in rejoined.output
+    )  # it is joined anew, not scored
     assert [without(row, "m") for row in read(out)] == [
         {"line": 1, "kind": [1, None], "n": None},
         {"line": 2},
@@ -151,8 +153,8 @@ def test_killed_at_any_time_the_file_is_that_of_a_run_without_interruption(
 ) -> None:
     rows = [{**row, "id": i, "src": f"s{i}"} for i, row in enumerate(ROWS * 6)]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
-    whole = tmp_path / "whole.jsonl"
-    assert run(source, whole, *metrics(m=metricx, x=xcomet)).exit_code == 0
+    expected_path = tmp_path / "whole.jsonl"
+    assert run(source, expected_path, *metrics(m=metricx, x=xcomet)).exit_code == 0
     slow = FakeBackend("metricx", seconds_per_pair=0.001), FakeBackend("xcomet")
     slow[1].seconds_per_pair = 0.002
     parts = [Path(f"{out}.parts") / f"{name}.jsonl" for name in "mx"]
@@ -177,7 +179,7 @@ def test_killed_at_any_time_the_file_is_that_of_a_run_without_interruption(
         sent = [sum(backend.batches) for backend in slow]
     result = run(source, out, *metrics(m=metricx, x=xcomet))
     assert result.exit_code == 0, result.output
-    assert out.read_bytes() == whole.read_bytes()
+    assert out.read_bytes() == expected_path.read_bytes()
     assert all(count < 600 + 2 * 80 for count in sent)  # only what was in flight was repeated
     failed = sum(row["mt"] == "nan" for row in rows)
     assert f"failed, and in no mean of x: non_finite {failed}" in result.output
@@ -212,9 +214,9 @@ def test_what_failed_for_the_moment_is_in_out_and_scored_by_the_next_run(
         moody.batches.clear()
         second = run(source, out, *metrics(m=metricx, x=url))
         assert second.exit_code == 0 and sum(moody.batches) == len(failed) == 11
-    whole = tmp_path / "whole.jsonl"
-    assert run(source, whole, *metrics(m=metricx, x=xcomet)).exit_code == 0
-    assert out.read_bytes() == whole.read_bytes()
+    expected_path = tmp_path / "whole.jsonl"
+    assert run(source, expected_path, *metrics(m=metricx, x=xcomet)).exit_code == 0
+    assert out.read_bytes() == expected_path.read_bytes()
 
 
 def test_every_service_answers_before_anything_is_scored(tmp_path: Path) -> None:
