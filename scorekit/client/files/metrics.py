@@ -49,7 +49,8 @@ class ServedMetric:
 def parse_metric(text: str, *, files: bool = True) -> MetricSource:
     """Parse NAME=URL, NAME=URL#task or, with `files`, NAME=FILE. Raises UserError."""
     name, equals, target = text.partition("=")
-    if not (name.strip() and equals and target.strip()):
+    name = name.strip()
+    if not (name and equals and target.strip()):
         forms = "NAME=URL, NAME=URL#task or NAME=FILE" if files else "NAME=URL or NAME=URL#task"
         raise UserError(f"--metric {text}: write {forms}")
     task = None
@@ -65,7 +66,7 @@ def parse_metric(text: str, *, files: bool = True) -> MetricSource:
         )
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise UserError(f"--metric {name[:20]}...: a name is part of a file's name: shorten it")
-    return MetricSource(name.strip(), target.strip(), task or None)
+    return MetricSource(name, target.strip(), task or None)
 
 
 def higher_is_better(info: Info, task: str | None) -> bool:

@@ -58,13 +58,14 @@ class RowHeads:
     """The rows of a file, as the lines of OUT begin.
 
     needed: columns by which the file is read. keep: fields of OUT, by the names that they have
-    there; `src`, `mt` and `ref` are those of the `columns`.
+    there; `src`, `mt` and `ref` are those of the `columns`. also: further columns for people.
     """
 
     file: RowFile | ParallelFiles
     columns: TranslationColumns
     needed: Sequence[str]
     keep: Sequence[str] = DEFAULT_KEEP
+    also: Sequence[str] = ()
 
     def check(self, *, all_required: bool) -> tuple[int, int]:
         """Read the whole file. Return its number of rows, and how many lack a reference.
@@ -89,7 +90,7 @@ class RowHeads:
         return total, without_ref
 
     def __iter__(self) -> Iterator[RowHead]:
-        columns = (*(self.columns.columns or ()), "system", *self.keep)
+        columns = (*(self.columns.columns or ()), "system", *self.keep, *self.also)
         for row in self.file.rows(self.needed, columns, with_bad=True):
             yield self._head(row)
 
@@ -97,7 +98,7 @@ class RowHeads:
         own_names = {"src": self.columns.src, "mt": self.columns.mt, "ref": self.columns.ref}
         values = {
             name: row.fields[column]
-            for name in dict.fromkeys((*own_names, "system", *self.keep))
+            for name in dict.fromkeys((*own_names, "system", *self.keep, *self.also))
             if (column := own_names.get(name, name)) in row.fields
         }
         id = row.fields.get(self.columns.id)
@@ -152,20 +153,20 @@ class SeveralRun:
         """Return whether the parts are started anew."""
         return any(part.job.overwrite for part in self.parts)
 
-    async def run(self) -> None:
+    async def run(self, lock: ExitStack) -> None:
         """Score what the parts lack, side by side. A bar for each shows the progress.
 
-        Raises UserError for an output of another job or process, and what the clients raise. The
-        first error ends all; the next run goes on from there.
+        lock: gets the lock of OUT, which the caller keeps until OUT is written. Raises UserError
+        for an output of another job or process, and what the clients raise. The first error ends
+        all; the next run goes on from there.
         """
         if not self.should_overwrite:
             self._check_earlier()
-        with ExitStack() as stack:
-            if self.out is not None:
-                folder = parts_folder(self.out)
-                folder.mkdir(exist_ok=True)
-                open_locked(stack, folder / "lock", self.out)
-            bar_of = stack.enter_context(progress_bars())
+        if self.out is not None:
+            folder = parts_folder(self.out)
+            folder.mkdir(exist_ok=True)
+            open_locked(lock, folder / "lock", self.out)
+        with progress_bars() as bar_of:
             for part in self.parts:
                 started = self._forget if part.job.overwrite else None
                 run = ScoreRun(part.job, part.metric.client, bar_of(part.name), started)
@@ -215,7 +216,7 @@ class SeveralRun:
 
     def _describe_input(self) -> dict[str, Any]:
         description = self.parts[0].describe()
-        names = ("blank_rows", "bad_rows", "encoding", "input", "format")
+        names = ("blank_rows", "encoding", "input", "format")
         common = {name: description[name] for name in names if name in description}
         return common | {"fields": asdict(self.heads.columns)}
 

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -87,8 +87,8 @@ class SeveralCommand:
         heads = self._heads()
         total, without_ref = heads.check(all_required=self.keep is not None)
         started = time.monotonic()
-        with self._folder() as folder:
-            several = self._score(heads, folder, total, without_ref)
+        with self._folder() as folder, ExitStack() as lock:
+            several = self._score(heads, folder, lock, total, without_ref)
             seconds = time.monotonic() - started
             self._write_and_print(several, seconds)
         self._end(several)
@@ -139,10 +139,12 @@ class SeveralCommand:
         return SampleFile(self.file, fields=fields, bad_rows=self.bad_rows)
 
     def _default_variables(self) -> dict[str, str]:
-        """Return those columns of the first row that judges of translations know."""
+        """Return those columns of the first row that judges of translations know.
+
+        Without any, a judge gets all fields, as by --url."""
         own_names = {"src": self.columns.src, "mt": self.columns.mt, "ref": self.columns.ref}
         columns = {name: own_names.get(name, name) for name in _JUDGE_VARIABLES}
-        rows = self.file.rows(self.columns.needed, tuple(columns.values()), with_bad=True)
+        rows = self.file.rows((), tuple(columns.values()), with_bad=True)
         fields = next((row.fields for row in rows if not row.problem), {})
         return {
             name: column
@@ -152,7 +154,8 @@ class SeveralCommand:
 
     def _heads(self) -> RowHeads:
         samples, _ = self._samples[self.sources[0].task]
-        return RowHeads(self.file, self.columns, samples.fields.needed, self._keep)
+        also = tuple(self.variables.values())
+        return RowHeads(self.file, self.columns, samples.fields.needed, self._keep, also)
 
     @contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -163,7 +166,9 @@ class SeveralCommand:
         with TemporaryDirectory(prefix="scorekit-") as folder:
             yield Path(folder)
 
-    def _score(self, heads: RowHeads, folder: Path, total: int, without_ref: int) -> SeveralRun:
+    def _score(
+        self, heads: RowHeads, folder: Path, lock: ExitStack, total: int, without_ref: int
+    ) -> SeveralRun:
         several: SeveralRun | None = None
 
         async def work() -> SeveralRun:
@@ -175,7 +180,7 @@ class SeveralCommand:
                 self._check_options(metrics)
                 parts = [self._part(metric, folder) for metric in metrics]
                 several = SeveralRun(heads, parts, self._path)
-                await several.run()
+                await several.run(lock)
                 return several
 
         try:

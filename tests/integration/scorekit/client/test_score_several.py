@@ -432,6 +432,45 @@ def test_a_judge_has_its_task_its_variables_and_its_options(metricx: str, tmp_pa
     assert meta["j"]["higher_is_better"] is False
 
 
+def test_a_judge_of_other_texts_gets_the_columns_that_are_named(tmp_path: Path) -> None:
+    rows = [{"q": "When?", "a": "In 1889.", "key": f"It was 18{i}."} for i in range(3)]
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    columns = [
+        part for pair in ("query=q", "answer=a", "reference=key") for part in ("--variable", pair)
+    ]
+    with running_judge() as judge:
+        urls = metrics(j=f"{judge}#answer_correctness")
+        result = run(source, out, *urls, *columns, "--worst", 1)
+        assert result.exit_code == 0, result.output
+        assert [without(row, "j") for row in read(out)] == [{"line": i} for i in (1, 2, 3)]
+        assert "In 1889." in result.stdout and "passed by j: " in result.stdout
+        same = [{"query": row["q"], "answer": row["a"], "reference": row["key"]} for row in rows]
+        write(source, same)
+        assert run(source, tmp_path / "b.jsonl", *urls).exit_code == 0  # all fields
+    assert [row["j"] for row in read(tmp_path / "b.jsonl")] == [row["j"] for row in read(out)]
+
+
+def test_a_service_that_leaves_in_mid_run_is_named_and_the_scores_of_both_stay(
+    tmp_path: Path,
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "scorekit", "score", str(source), str(out), "--deadline", "6"]
+    backend = FakeBackend("metricx")
+    with running_service(backend) as m:
+        with running_service(FakeBackend("xcomet", seconds_per_pair=0.02)) as x:
+            flags = ["--batch-size", "4", "--max-in-flight", "1"]
+            child = forked.Popen(
+                [*command, *metrics(m=m, x=x), *flags], stderr=subprocess.PIPE, text=True
+            )
+            wait_until(lambda: lines(Path(f"{out}.parts") / "x.jsonl") >= 8)
+        complaint = child.communicate(timeout=180)[1]
+        assert child.returncode == 1 and f"{x} " in complaint and "Traceback" not in complaint
+        assert not out.exists() and lines(Path(f"{out}.parts") / "x.jsonl") >= 8
+        with running_service(FakeBackend("xcomet")) as again_url:
+            assert run(source, out, *metrics(m=m, x=again_url)).exit_code == 0
+        assert sum(backend.batches) == len(read(out)) == 100
+
+
 def test_one_cache_on_this_side_serves_several_metrics(tmp_path: Path) -> None:
     source, db = write(tmp_path / "in.jsonl", ROWS), tmp_path / "scores.db"
     outs = tmp_path / "out0.jsonl", tmp_path / "out1.jsonl"
