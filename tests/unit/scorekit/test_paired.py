@@ -53,3 +53,11 @@ def test_the_interval_of_a_mean_is_that_of_its_paired_stat() -> None:
     stat = paired_mean("", "", [(0.0, value) for value in differences], 0, higher=True)
     assert mean_interval(differences) == (stat.low, stat.high)
     assert mean_interval([0.5] * 12) == (0.5, 0.5)
+
+
+def test_the_draws_are_those_of_one_call_of_the_generator() -> None:
+    """Check the seed and the draws, on which recorded comparisons depend."""
+    values = np.random.default_rng(4).normal(0.2, 1.0, size=40)
+    indices = np.random.default_rng(0).integers(0, 40, (2000, 40))
+    expected = np.quantile(values[indices].mean(axis=1), [0.025, 0.975])
+    assert mean_interval(values.tolist()) == pytest.approx(expected, abs=1e-12)
