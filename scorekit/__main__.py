@@ -81,6 +81,9 @@ COMMANDS = {
         "Search: episodes of a policy that looks for evidence in document pages.",
         _DATA,
     ),
+    "init": Entry(
+        "scorekit.first_config:init", "Write a config for your data: three keys to change.", _DATA
+    ),
     "synth": Entry(
         "synth.__main__:app",
         "Synthetic parallel data from MADLAD-400, a teacher and MetricX.",

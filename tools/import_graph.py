@@ -33,7 +33,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "llm": "scorekit.llm",
         "adapters": "scorekit.adapters",
         "meta-evaluation": "scorekit.metaeval",
-        "command": "scorekit.__main__ scorekit.lazy_commands",
+        "command": "scorekit.__main__ scorekit.lazy_commands scorekit.first_config",
     },
     "scorekit.server": {
         "settings, metrics": "scorekit.server.http",

@@ -91,6 +91,8 @@ def test_what_needs_no_extra_works_and_what_does_names_it(
         done = scorekit(environment, folder, *words, "--help")
         assert (done.returncode, done.stderr) == (0, ""), words
         assert "usage: scorekit" in done.stdout.lower()
+    for task in ("translation", "roleplay", "search", "synth"):
+        assert scorekit(environment, folder, "init", task, f"{task}.yaml").returncode == 0
     for words, package, extra in (
         (["fetch"], "huggingface-hub", "metricx"),
         (["serve", "judge"], "structlog", "judge"),

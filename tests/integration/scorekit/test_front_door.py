@@ -25,6 +25,7 @@ MODULES = {
     "meta-eval": "scorekit.__main__",
     "show": "scorekit.__main__",
     "compare": "scorekit.__main__",
+    "init": "scorekit.__main__",
     "roleplay": "trainer.__main__",
     "search": "trainer.__main__",
     **{

@@ -15,7 +15,11 @@ from tools.docs.commands import APPS, app_of, command_pages, modules_with_main
 
 ROOT = Path(__file__).parents[4]
 #: Modules of lazy commands whose options are on the page of their group.
-OWN_COMMANDS = ("scorekit.client.files.score_command", "scorekit.metaeval.command")
+OWN_COMMANDS = (
+    "scorekit.client.files.score_command",
+    "scorekit.first_config",
+    "scorekit.metaeval.command",
+)
 
 
 @cache
