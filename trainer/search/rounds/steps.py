@@ -219,7 +219,7 @@ class Steps:
 
         child = subprocess.Popen(
             command,
-            env=os.environ | same_modules() | env,
+            env={**os.environ, **same_modules(), **env},
             start_new_session=True,  # Ctrl-C reaches only the loop, which ends the step
             preexec_fn=end_with_parent(),
             pass_fds=[self._lock],
