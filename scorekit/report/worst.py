@@ -83,7 +83,7 @@ class WorstRows:
         if not self.num_failed:
             return ""
         count, metric = f"{self.num_failed:,}", visible(self.metric)
-        return f"Without a score of {metric}, and not among the worst: {count}"
+        return f"Without a score of {metric}, and not among them: {count}"
 
 
 def print_worst(

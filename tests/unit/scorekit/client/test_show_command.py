@@ -80,7 +80,7 @@ def test_each_row_has_its_texts_its_scores_and_its_errors(several: Path) -> None
 def test_a_row_without_a_score_is_named_and_is_none_of_the_worst(several: Path) -> None:
     output = show(several, "--metric", "xcomet", "--worst", 1)
     assert lines_of(output) == [2]
-    assert "Without a score of xcomet, and not among the worst: 1" in output
+    assert "Without a score of xcomet, and not among them: 1" in output
     assert "  line 4: overlong: it has none" in output
 
 
@@ -218,4 +218,4 @@ def test_texts_in_the_page_stay_texts(several: Path, tmp_path: Path) -> None:
     page = Page()
     page.feed(Path(show(several, "--html", tmp_path / "w.html").strip()).read_text("utf-8"))
     assert "<script>a</script>" in page.text and "<b>x</b>␊" in page.text
-    assert "Without a score of metricx, and not among the worst: 1" in page.text
+    assert "Without a score of metricx, and not among them: 1" in page.text
