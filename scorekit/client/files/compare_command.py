@@ -35,6 +35,8 @@ _Better = Annotated[
     Direction | None, typer.Option(help="Which scores are better, if the file does not tell.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print a JSON object a comparison.")]
+#: Characters of the column of a mean.
+_MAX_WIDTH = 11
 
 
 @dataclass
@@ -88,6 +90,8 @@ def compare(
     of both means.
     """
     with clean_exit():
+        from scorekit.paired import paired_mean  # needs numpy
+
         if (second is None) == (baseline is None):
             raise UserError("name a second file, or a system of the file by --baseline")
         if second is not None:
@@ -97,7 +101,12 @@ def compare(
         for contender in contenders:
             metrics = _common_metrics(start, contender, metric or ())
             pairing = _pair(start, contender)
-            stats = [_stat(name, pairing, start.scored_by[name]) for name in metrics]
+            stats = [
+                paired_mean(
+                    name, name, *_scores(name, pairing), start.scored_by[name].higher_is_better
+                )
+                for name in metrics
+            ]
             if as_json:
                 values = _values(start, contender, pairing, stats)
                 typer.echo(json.dumps(values, ensure_ascii=False))
@@ -197,22 +206,27 @@ def _pair(first: System, second: System) -> Pairing:
     return Pairing(by, pairs, unpaired, has_sources)
 
 
-def _stat(metric: str, pairing: Pairing, scored_by: ScoredBy) -> PairedStat:
-    from scorekit.paired import paired_mean
-
+def _scores(metric: str, pairing: Pairing) -> tuple[list[tuple[float, float]], int]:
+    """Return the scores of the pairs that both have, and the number of the other pairs."""
     scores = [
         (a.results[metric]["score"], b.results[metric]["score"])
         for a, b in pairing.pairs
         if a.results[metric]["ok"] and b.results[metric]["ok"]
     ]
-    left_out = len(pairing.pairs) - len(scores)
-    return paired_mean(metric, metric, scores, left_out, scored_by.higher_is_better)
+    return scores, len(pairing.pairs) - len(scores)
 
 
 def _coverage(metric: str, system: System) -> tuple[int, int]:
     """Return how many rows have a score, and how many there are."""
     counts = Counter(bool(row.results[metric]["ok"]) for row in system.rows)
     return counts[True], len(system.rows)
+
+
+def _coverage_text(metric: str, system: System) -> str:
+    """Return the coverage in a line; in two if it is long, for a table of 80 columns."""
+    scored, num_rows = _coverage(metric, system)
+    text = f"{scored:,} / {num_rows:,}"
+    return text if len(text) <= _MAX_WIDTH else text.replace(" / ", "\n/ ")
 
 
 def _notes(first: System, second: System, pairing: Pairing) -> list[str]:
@@ -260,7 +274,7 @@ def _print_comparison(
     colors = {"better": "green", "worse": "red", "": ""}
     for stat in stats:
         row = as_row(stat)
-        shares = ["{:,} / {:,}".format(*_coverage(stat.key, system)) for system in (first, second)]
+        shares = [_coverage_text(stat.key, system) for system in (first, second)]
         table.add_row(
             Text(visible(stat.title)),
             row.sources,

@@ -9,6 +9,7 @@ import typer
 
 from scorekit.client.files.scored_file import Direction, ScoredFile
 from scorekit.command import clean_exit
+from scorekit.errors import UserError
 from scorekit.report.worst import WorstRows, print_worst
 
 _Out = Annotated[
@@ -41,6 +42,9 @@ def show(
     Rows without a score are named, and are none of the worst.
     """
     with clean_exit():
+        inputs = [path for path in (out, source) if path is not None and path.exists()]
+        if html is not None and html.exists() and any(map(html.samefile, inputs)):
+            raise UserError(f"--html {html}: is a file that is read. Name another")
         file = ScoredFile(out, better)
         name = file.metric(metric)
         is_higher = file.scored_by[name].require_direction(name, str(file.path))

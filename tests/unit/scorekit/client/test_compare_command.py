@@ -196,3 +196,18 @@ def test_the_table_fits_into_80_columns(tmp_path: Path) -> None:
     assert "…" not in output and row.split()[1] == "40"
     assert row.split()[-1] == "100.0%"  # B wins
     assert "lower is better: metricx" in output and "higher is better: xcomet" in output
+
+
+def test_the_table_of_many_rows_fits_too(tmp_path: Path) -> None:
+    rows = 1200
+    a, b = (
+        write(tmp_path / name, [None, *[RANDOM.random() for _ in range(rows - 1)]])
+        for name in ("a.jsonl", "b.jsonl")
+    )
+    lines = compare(a, b).splitlines()
+    (start,) = (n for n, line in enumerate(lines) if line.startswith(" xcomet"))
+    assert lines[start].split()[1:3] == ["1199", "(-1)"] and "…" not in "".join(lines)
+    assert [line.split() for line in lines[start + 1 : start + 3]] == [
+        ["1,199", "1,199"],
+        ["/", "1,200", "/", "1,200"],
+    ]

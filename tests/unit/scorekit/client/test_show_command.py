@@ -182,6 +182,18 @@ def test_what_a_metric_could_not_read_or_place_is_said(tmp_path: Path) -> None:
     assert "MAJOR in mt: gone (not there)" in output
 
 
+def test_the_page_replaces_no_file_that_is_read(several: Path) -> None:
+    content = several.read_bytes()
+    assert "is a file that is read" in show(several, "--html", several, code=2)
+    assert several.read_bytes() == content
+
+
+def test_an_output_may_come_from_stdin(several: Path) -> None:
+    lines = several.read_text(encoding="utf-8")
+    result = RUNNER.invoke(app, ["show", "-", "--better", "lower", "--worst", "1"], input=lines)
+    assert result.exit_code == 0 and lines_of(result.output) == [1], result.output
+
+
 class Page(HTMLParser):
     """Collects the tags, the marked texts, and the text of a page."""
 
