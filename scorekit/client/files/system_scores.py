@@ -50,7 +50,9 @@ class SystemScores:
     def add(self, row: ScoredRow) -> None:
         """Count a row."""
         self._num_empty += row.texts.get("mt") == ""
-        counts = self._by_system.setdefault(row.system, self._new())
+        if row.system not in self._by_system:
+            self._by_system[row.system] = self._new()
+        counts = self._by_system[row.system]
         for name, result in row.results.items():
             numbered = {**result, "line": row.number}
             self._totals[name].add(numbered)
