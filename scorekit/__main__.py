@@ -68,6 +68,9 @@ COMMANDS = {
         f"{_TRAINER} export", "Write a checkpoint as a plain Hugging Face folder.", _TRAINING
     ),
     "report": Entry(f"{_TRAINER} report", "Write report.html of a run.", _TRAINING),
+    "reward": Entry(
+        f"{_TRAINER} reward", "Print the reward of a run or config as a definition.", _TRAINING
+    ),
     "template-check": Entry(
         f"{_TRAINER} template-check",
         "Check that a chat template labels the assistant's turns correctly.",

@@ -74,7 +74,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "reward components": "trainer.translation.rewards.component "
         "trainer.translation.rewards.components trainer.translation.rewards.span_penalties",
         "rewards": "trainer.translation.rewards.compute trainer.translation.rewards.services "
-        "trainer.translation.rewards.screening trainer.translation.collect "
+        "trainer.translation.rewards.screening trainer.translation.rewards.short_form "
+        "trainer.translation.collect "
         "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",
         "train, check": "trainer.translation.train trainer.translation.check "

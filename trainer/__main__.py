@@ -18,6 +18,7 @@ import typer
 
 from scorekit.command import StdoutContent, clean_exit, run_app
 from scorekit.config import check_config, read_config
+from scorekit.errors import UserError
 from trainer.chat import cli as chat
 from trainer.roleplay.cli import app as roleplay
 from trainer.runs.messages import show_messages
@@ -143,6 +144,28 @@ def report(
     """Write report.html of a run, finished or not."""
     with _clean_exit():
         raise typer.Exit(commands_of_run(run_dir).report(run_dir))
+
+
+@app.command()
+def reward(
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="Folder of a run (misc.run_dir); or give --config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A config, in place of a run's (YAML).")
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Print the reward of a run or config: its parts, weights and services, as YAML to paste.
+
+    Of a translation run it is a reward definition, which other trainers take. Nothing is asked."""
+    with _clean_exit("result"):
+        if (run_dir is None) == (config is None):
+            raise UserError("reward: give the folder of a run, or --config FILE")
+        if run_dir is not None:
+            commands_of_run(run_dir)
+        commands, cfg = _load(config or (run_dir or Path()) / "config.yaml", set_, None)
+        raise typer.Exit(commands.reward(cfg))
 
 
 app.command("template-check")(_clean_exit("result")(chat.template_check))

@@ -30,6 +30,9 @@ class Commands(Protocol):
     def check(self, cfg: Any, processes: int) -> int:
         """Check what a run of so many processes needs, before any weights are loaded."""
 
+    def reward(self, cfg: Any) -> int:
+        """Print the reward as YAML, without the passwords of its URLs."""
+
     def report(self, run_dir: Path) -> int:
         """Write the page of a run, finished or not."""
 

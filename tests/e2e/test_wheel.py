@@ -82,7 +82,7 @@ def test_what_needs_no_extra_works_and_what_does_names_it(
         *(["serve", name] for name in ("metricx", "xcomet", "judge", "embedder", "retriever")),
         ["ingest"],
         ["adapter", "openrlhf"],
-        *([name] for name in ("train", "sft", "evaluate", "check", "export", "report")),
+        *([name] for name in ("train", "sft", "evaluate", "check", "export", "report", "reward")),
         ["roleplay"],
         ["search"],
         ["synth"],

@@ -61,6 +61,22 @@ def check(cfg: RoleplayConfig, processes: int) -> int:
     return print_check_results(check_run(cfg, processes))
 
 
+def reward(cfg: RoleplayConfig) -> int:
+    """Print the section `reward` with the weights of all functions."""
+    from trainer.roleplay.rewards import REWARDS, weights_of
+    from trainer.runs.cli.reward import print_reward
+
+    names = [reward.name for reward in REWARDS]
+    words = [
+        "The reward of a reply: the sum of weight * value of five functions (0 to 1 each) of",
+        "trainer.roleplay.rewards. They are no definition; this is the section of a config.",
+    ]
+    section = cfg.reward.model_dump(mode="json")
+    weights = dict(zip(names, weights_of(cfg.reward), strict=True))
+    print_reward(words, {"reward": section | {"weights": weights}})
+    return 0
+
+
 def report(run_dir: Path) -> int:
     """Write report.html of a run, finished or not."""
     from trainer.roleplay.evaluation.report import write_report

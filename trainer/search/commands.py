@@ -65,6 +65,28 @@ def check(cfg: SearchConfig, processes: int) -> int:
     return print_check_results(check_run(cfg, processes))
 
 
+def reward(cfg: SearchConfig) -> int:
+    """Print the section `reward` with all weights, and the services that answer and judge."""
+    from trainer.runs.cli.reward import print_reward
+
+    words = [
+        "The reward of an episode: w_judge * score + w_ndcg * NDCG + w_format * well-formed (0 or",
+        "1). It is no definition; these are sections of a config.",
+    ]
+    if cfg.reward.gate:
+        words.append("gate: an episode that is not well-formed earns 0, and is not judged.")
+    data = {"reward": cfg.reward.model_dump(mode="json")}
+    if cfg.reward.w_judge:
+        answering = cfg.answering
+        data["answering"] = {
+            "generator": {"base_url": answering.generator.base_url}
+            | {"model": answering.generator.model},
+            "judge": {"url": answering.judge.url, "model": answering.judge.model},
+        }
+    print_reward(words, data)
+    return 0
+
+
 def report(run_dir: Path) -> int:
     """Write report.html of a run, which may be unfinished."""
     from trainer.search.evaluation.report import write_report

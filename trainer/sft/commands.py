@@ -46,6 +46,11 @@ def check(cfg: SftConfig, processes: int) -> int:
     return debug(cfg)
 
 
+def reward(cfg: SftConfig) -> int:
+    """Raise UserError: supervised training has no reward."""
+    raise UserError("task: sft: it learns from given answers, and has no reward")
+
+
 def report(run_dir: Path) -> int:
     """Write the page of a run, finished or not."""
     from trainer.sft.report import write_report

@@ -51,6 +51,24 @@ def check(cfg: TranslationConfig, processes: int) -> int:
     return print_check_results(check_run(cfg, processes))
 
 
+def reward(cfg: TranslationConfig) -> int:
+    """Print the reward as a definition, with what a definition cannot say in words."""
+    from trainer.runs.cli.reward import print_reward
+    from trainer.translation.rewards.short_form import definition_of, missing_parts
+
+    definition = definition_of(cfg.reward)
+    words = ["The reward of a translation: the sum of weight * (offset + scale * score)."]
+    if definition is None:
+        words = ["No part of this reward is of a whole translation, so it has no definition."]
+    missing = list(missing_parts(cfg.reward))
+    if missing:
+        words += ["Beside that, our trainer adds what is not part of a definition:"]
+        words += [f"  {part}" for part in missing]
+    data = {} if definition is None else definition.model_dump(mode="json", exclude_defaults=True)
+    print_reward(words, data)
+    return 0
+
+
 def report(run_dir: Path) -> int:
     """Write report.html of a run, finished or not."""
     from trainer.translation.evaluation.report import write_report
@@ -59,4 +77,4 @@ def report(run_dir: Path) -> int:
     return 0
 
 
-__all__ = ["Config", "check", "evaluate", "report", "train"]
+__all__ = ["Config", "check", "evaluate", "report", "reward", "train"]

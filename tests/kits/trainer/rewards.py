@@ -10,7 +10,6 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.languages import find_language
-from scorekit.rewards import RewardDefinition, load_definition
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo, TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.backend import Encoded, Outcome
@@ -19,7 +18,6 @@ from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from testing.servers import running_app, running_service, wait_ready
 from tests.kits.trainer.runs import rollout
-from trainer.translation.rewards.components.guards import GUARDS, guard_weight
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
@@ -256,63 +254,3 @@ def judge_service(**settings: Any) -> Iterator[tuple[FakeJudge, str]]:
     with running_service(judge) as url:
         judge.asked.clear()
         yield judge, url
-
-
-def sequence_definition(cfg: RewardConfig) -> RewardDefinition:
-    """Return the definition that gives the sequence rewards, up to the rounding of a sum.
-
-    A sample needs `src`, `mt`, `src_lang`, `tgt_lang`, with no_eos_penalty `finish_reason`, with
-    w_chrf `ref`. Where the trainer leaves a sample out, the definition gives no reward. It has no
-    spans, omissions and further components.
-    """
-    text_error = {"invalid_input": cfg.text_error_reward}
-    if cfg.overlong != "skip":
-        text_error["overlong"] = cfg.text_error_reward
-    components = _local_parts(cfg) | _service_parts(cfg)
-    return load_definition(
-        {
-            "components": {name: part for name, part in components.items() if part["weight"]},
-            "refused_text_reward": text_error,
-            "deadline_s": cfg.deadline_s,
-        }
-    )
-
-
-def _local_parts(cfg: RewardConfig) -> dict[str, dict[str, Any]]:
-    guards = {
-        f"guard_{name}": {"rule": name, "weight": -guard_weight(name, cfg.guards)}
-        for name in GUARDS
-    }
-    no_eos = {
-        "rule": "truncated",
-        "weight": -cfg.no_eos_penalty,
-        "applies_to_refused_text": True,
-    }
-    return {"no_eos": no_eos, **guards, "chrf": {"rule": "chrf", "weight": cfg.w_chrf}}
-
-
-def _service_parts(cfg: RewardConfig) -> dict[str, dict[str, Any]]:
-    options = {
-        "overlong": "error" if cfg.overlong in ("skip", "penalty") else cfg.overlong,
-        "max_input_length": cfg.max_input_length,
-    }
-    return {
-        "metricx": {
-            "service": cfg.metricx_urls,
-            "offset": cfg.metricx_offset,
-            "scale": -1.0,
-            "weight": cfg.w_metricx,
-            "options": options,
-        },
-        "xcomet_seq": {
-            "service": cfg.xcomet_urls,
-            "weight": cfg.w_xcomet_seq * cfg.xcomet_seq_scale,
-            "options": options,
-        },
-        "judge": {
-            "service": cfg.urls.get("judge", []),
-            "task": cfg.judge_rubric,
-            "variables": cfg.judge_variables,
-            "weight": cfg.w_judge,
-        },
-    }

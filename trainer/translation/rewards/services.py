@@ -86,7 +86,7 @@ class RewardClient:
             cache=caching,
         )
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
-        self._urls = {name: urls for name in services() if (urls := _configured_urls(cfg, name))}
+        self._urls = {name: urls for name in services() if (urls := configured_urls(cfg, name))}
         if COMPOSITE in self.needed:
             self._urls.setdefault(COMPOSITE, [])
         unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
@@ -362,7 +362,7 @@ class RewardClient:
         return problems
 
 
-def _configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
+def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
     """Return the URLs of the config, or else of the environment.
 
     Those of a composite reward may be none: its rules may all be local."""

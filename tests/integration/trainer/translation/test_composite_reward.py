@@ -15,7 +15,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import running_app, wait_ready
-from tests.kits.trainer.rewards import reward_services, sequence_definition
+from tests.kits.trainer.rewards import reward_services
 from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
 from trainer.translation.config import TranslationConfig
@@ -23,6 +23,7 @@ from trainer.translation.rewards.components.composite_scorer import check_target
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.short_form import definition_of
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
@@ -66,7 +67,7 @@ def test_the_definition_of_a_config_gives_the_config_s_rewards(services):
         (SRC, "x\0"), ("a\0", MT), ("a\0", "x\0"),
     ]  # fmt: skip
     expected = rewards(cfg, *texts)
-    results = rewards(RewardConfig(**ALONE, definition=sequence_definition(cfg)), *texts)
+    results = rewards(RewardConfig(**ALONE, definition=definition_of(cfg)), *texts)
     for reward, other in zip(results, expected, strict=True):
         assert (reward.r_seq is None) == (other.r_seq is None)
         assert reward.r_seq is None or reward.r_seq == pytest.approx(other.r_seq, abs=1e-12)

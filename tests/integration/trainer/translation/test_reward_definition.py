@@ -7,10 +7,11 @@ from contextlib import closing
 import pytest
 
 from scorekit.rewards import SyncCompositeReward
-from tests.kits.trainer.rewards import judge_service, reward_services, sequence_definition
+from tests.kits.trainer.rewards import judge_service, reward_services
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.short_form import definition_of
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
@@ -66,7 +67,7 @@ def both(cfg):
         }
         for item in rollouts
     ]
-    with SyncCompositeReward(sequence_definition(cfg)) as reward:
+    with SyncCompositeReward(definition_of(cfg)) as reward:
         return trained, [result.reward for result in reward.score(samples)]
 
 
