@@ -84,6 +84,13 @@ def test_an_installed_package_has_its_files() -> None:
     assert files - installed == set()
 
 
+def test_each_upper_bound_has_its_reason_beside_it() -> None:
+    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
+    bounds = [line for line in lines if re.search(r'"[a-z][^";]*<', line)]
+    assert len(bounds) > 5
+    assert [line for line in bounds if " # " not in line] == []
+
+
 def test_code_that_is_not_installed_knows_its_version_as_it_does_in_an_image() -> None:
     command = [sys.executable, "-S", "-c", "import scorekit; print(scorekit.__version__)"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
