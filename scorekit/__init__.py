@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 from functools import cache
-from pathlib import Path
 
 #: Written here, because an image copies this code and has no installed package to ask.
 __version__ = "0.2.0"
@@ -24,6 +22,9 @@ def commit() -> str | None:
 
     An image has it in SCOREKIT_COMMIT. A checkout asks git; `-dirty` marks changed files.
     """
+    import subprocess  # here: until `end_at_once`, which follows this module, Ctrl-C is a traceback
+    from pathlib import Path
+
     if commit_of_image := os.environ.get("SCOREKIT_COMMIT"):
         return commit_of_image
     root = Path(__file__).parents[1]

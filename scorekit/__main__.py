@@ -182,7 +182,12 @@ def fetch(
 
 
 def main() -> None:
-    """Run the command `scorekit`."""
+    """Run the command `scorekit`.
+
+    It finds functions in files of the current folder (`--ocr mine:text`), as `python -m` does; but
+    it looks there last, so that no file hides a package of ours, nor where these are a checkout.
+    """
+    sys.path += [str(Path(__file__).parents[1]), ""]
     run_app(app)
 
 

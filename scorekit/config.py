@@ -64,7 +64,7 @@ def check_config(config_type: type[C], data: Mapping[str, Any], label: str | Pat
     try:
         return config_type.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{label}: {_with_nearest(config_type, error)}") from None
+        raise UserError(f"{label}: {describe_with_nearest(config_type, error)}") from None
 
 
 def save_config(config: BaseModel, path: str | Path) -> None:
@@ -119,7 +119,7 @@ def _key_in_line(part: int | str) -> str:
     return "".join(char if char.isprintable() else " " for char in str(part)[:40])
 
 
-def _with_nearest(config_type: type[BaseModel], validation_error: ValidationError) -> str:
+def describe_with_nearest(config_type: type[BaseModel], validation_error: ValidationError) -> str:
     """Return `describe_validation_error` with a suggestion for each unknown key."""
     errors = validation_error.errors(include_input=False, include_url=False, include_context=False)
     valid_keys = list(_paths(config_type))

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scorekit.client import ScoringClient, SyncScoringClient
-from scorekit.config import describe_validation_error
+from scorekit.config import describe_with_nearest
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.prompts import FIELDS, load_postprocess, load_template
 from scorekit.rewards import RewardDefinition, load_definition
@@ -123,7 +123,8 @@ def reward_settings(**values: Any) -> RewardSettings:
     try:
         settings = RewardSettings(**values)
     except ValidationError as error:
-        raise UserError(f"reward settings: {describe_validation_error(error)}") from None
+        problem = describe_with_nearest(RewardSettings, error)
+        raise UserError(f"reward settings: {problem}") from None
     if settings.definition is not None:
         for name in _OF_DEFINITION:
             if name in settings.model_fields_set and getattr(settings, name) != ():
@@ -164,7 +165,7 @@ class Samples:
         Raises UserError that names the missing field.
         """
         if self._pattern is None:
-            src = _text(fields, self._src_key)
+            src = _text(fields, self._src_key, "src_key")
         else:
             if prompt is None:
                 raise UserError("the prompt is not passed along: give src_key, a field that is")
@@ -174,13 +175,14 @@ class Samples:
             src = match["src"]
         row = fields if self._keeps_fields else {}
         sample = {**row, **self._fixed, "src": src, "mt": self._postprocess(mt)}
-        return sample | {name: self._value(fields, key) for name, key in self._keys.items()}
+        return sample | {name: self._value(fields, name) for name in self._keys}
 
-    def _value(self, fields: Mapping[str, Any], key: str) -> str | None:
+    def _value(self, fields: Mapping[str, Any], name: str) -> str | None:
         """Return a field's text; None, where the row has none and a definition is to decide."""
+        key = self._keys[name]
         if self._keeps_fields and key in fields and fields[key] is None:
             return None
-        return _text(fields, key)
+        return _text(fields, key, f"{name}_key")
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -212,9 +214,10 @@ def template_pattern(template: str) -> re.Pattern[str]:
     return re.compile(rf"\A{pattern}\Z", re.DOTALL)
 
 
-def _text(fields: Mapping[str, Any], key: str) -> str:
+def _text(fields: Mapping[str, Any], key: str, setting: str) -> str:
     if key not in fields:
-        raise UserError(f"no field {key!r}; there are: {', '.join(sorted(fields)) or 'none'}")
+        names = ", ".join(sorted(fields)) or "none"
+        raise UserError(f"no field {key!r}; there are: {names}. Name the right one by {setting}")
     if not isinstance(fields[key], str):
         raise UserError(f"field {key!r} is not text but {type(fields[key]).__name__}")
     return str(fields[key])

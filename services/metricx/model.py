@@ -202,6 +202,8 @@ def check_folder(folder: Path) -> None:
     path = folder / "config.json"
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder}: no checkpoint of MetricX: it has no config.json") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a model's configuration ({error})") from None
     model_type = config.get("model_type") if isinstance(config, dict) else None

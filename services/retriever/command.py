@@ -60,7 +60,7 @@ _LateUrl = Annotated[str | None, typer.Option(help="late: vLLM with a late-inter
 _LateModel = Annotated[str | None, typer.Option(help="late: the model's name.")]
 _LateVectors = Annotated[
     Path | None,
-    typer.Option(help="late: in place of a server, .safetensors or .npz: page id -> [n, D]."),
+    typer.Option(help="late: in place of a server, .safetensors or .npz: page id -> array (n, D)."),
 ]
 _LateQueryPrefix = Annotated[str, typer.Option(help="late: what the model wants before a query.")]
 _LatePrompt = Annotated[str, typer.Option(help="late: the text beside each picture.")]

@@ -180,7 +180,7 @@ def test_a_failed_sample_raises_in_verl(metricx):
     call = {"data_source": "w", "ground_truth": "", "url": metricx}
     with pytest.raises(SampleError, match="sample 0: non_finite"):
         _verl(**call, solution_str="nan", extra_info={"src": "a"})
-    with pytest.raises(RunEnds, match="no field 'src'; there are: ground_truth, index"):
+    with pytest.raises(RunEnds, match=r"there are: ground_truth, index\. Name .* src_key"):
         _verl(**call, solution_str="가", extra_info={"index": 1})
 
 
@@ -358,6 +358,7 @@ def test_every_template_gives_its_source_back(name):
         ({"url": "http://x", "src_template": "none"}, "prompt template 'none'"),
         ({"url": "http://x", "src_template": "source", "src_pattern": "(?P<src>)"}, "one of them"),
         ({"url": "http://x", "speed": 3}, "speed: Extra inputs"),
+        ({"url": "http://x", "srckey": "text"}, r"did you mean src_key\?"),
         ({"url": "http://x", "offset": float("nan")}, "offset: "),
     ],
 )

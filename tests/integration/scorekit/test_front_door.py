@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import typer
@@ -125,6 +126,18 @@ def test_words_are_completed_also_those_of_a_command() -> None:
     assert completed("scorekit se") == ["search", "serve"]
     assert completed("scorekit serve me") == ["metricx"]
     assert completed("scorekit train --res") == ["--resume"]
+
+
+def test_a_function_of_the_folder_is_found_and_no_package_of_ours_is_hidden(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "services.py").write_text("raise SystemExit('a package of the user')")
+    (tmp_path / "mine.py").write_text("no_function = 1")
+    arguments = "ingest", ".", "--index", "index", "--ocr", "mine:no_function"
+    code = "from scorekit.__main__ import main; main()"
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "--ocr mine:no_function: not a function" in done.stderr
 
 
 def test_a_service_runs_until_a_signal_ends_it() -> None:

@@ -297,8 +297,10 @@ def test_a_torn_file_is_named(metricx_folder, tmp_path):
 
 
 def test_folders_that_are_no_metricx_are_refused_before_loading(tmp_path):
-    with pytest.raises(UserError, match=r"config.json: not a model's configuration"):
-        check_folder(tmp_path)
+    (tmp_path / "a file").write_text("")
+    for path in (tmp_path, tmp_path / "a file"):
+        with pytest.raises(UserError, match=f"{path}: no checkpoint of MetricX: it has no config"):
+            check_folder(path)
     (tmp_path / "config.json").write_text('{"model_type": "mt5"}')
     with pytest.raises(UserError, match="no weights"):
         check_folder(tmp_path)

@@ -7,11 +7,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from rich.markup import render
 from typer.main import get_command
 
 from scorekit.lazy_commands import LazyCommand
 from tools.docs import commands, configs
-from tools.docs.commands import APPS, app_of, command_pages, modules_with_main
+from tools.docs.commands import APPS, app_of, command_pages, commands_in, modules_with_main
 
 ROOT = Path(__file__).parents[4]
 #: Modules of lazy commands whose options are on the page of their group.
@@ -44,6 +45,13 @@ def test_every_option_of_a_command_is_on_its_page(module: str) -> None:
         for option in command.params:
             flags = option.opts if option.param_type_name == "option" else []
             assert all(f"`{flag}" in section or f", {flag}" in section for flag in flags), name
+
+
+def test_no_words_of_a_help_are_taken_for_markup() -> None:
+    for module, name in APPS.items():
+        for command in commands_in(app_of(module), name):
+            for text in [command.help, *(getattr(p, "help", "") for p in command.parameters)]:
+                assert render(text or "").plain == (text or ""), command.name
 
 
 @pytest.mark.parametrize("page", configs.PAGES)
