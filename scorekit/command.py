@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import signal
 import sys
@@ -127,10 +128,16 @@ def run_app(app: Callable[..., Any], **options: Any) -> NoReturn:
     """Run a typer app, and exit with its code.
 
     It is 141 without a message if the reader of its help has left (`--help | head`): typer and rich
-    exit with 1 then.
+    exit with 1 then. It is 2 with one line if the help is to go to a full disk.
     """
     try:
         app(**options)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print_line(f"error: {error.strerror}")
+        sys.stdout = None  # or Python writes again what is buffered, and exits with 120
+        sys.exit(2)
     except SystemExit as error:
         if error.code == 1 and isinstance(error.__context__, BrokenPipeError):
             sys.exit(128 + signal.SIGPIPE)

@@ -22,7 +22,7 @@ from trainer.chat.stops import end_ids
 
 log = logging.getLogger(__name__)
 
-_FIX = "python -m trainer template-check --fix writes one with correct markers"
+_FIX = "scorekit template-check --fix writes one with correct markers"
 #: Check -> what is right, and how to repair it.
 CHECKS = {
     "template": (

@@ -204,7 +204,7 @@ def export(
         Literal["sft", "atif", "inspect"],
         typer.Option(
             "--format",
-            help="sft: rows for `trainer sft`. atif, inspect: examples/export_trajectories.py "
+            help="sft: rows for `scorekit sft`. atif, inspect: examples/export_trajectories.py "
             "writes them.",
         ),
     ],

@@ -34,7 +34,7 @@ def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:
     """Raise UserError: what a model writes is evaluated by the task that it is for."""
     raise UserError(
         "SFT writes its loss on data.eval to eval.jsonl. To compare what models write, evaluate "
-        "them with their task (python -m trainer evaluate --config configs/roleplay/...)"
+        "them with their task (scorekit evaluate --config configs/roleplay/...)"
     )
 
 

@@ -104,8 +104,8 @@ class Index:
         manifest = self.manifest()
         if manifest is None:
             raise UserError(
-                f"--index {self.folder}: no index there. Make one: python -m services.retriever "
-                f"ingest SOURCES... --index {self.folder}"
+                f"--index {self.folder}: no index there. Make one: scorekit ingest "
+                f"SOURCES... --index {self.folder}"
             )
         folder = self.state(manifest.revision)
         damaged = UserError(f"{folder}: the files are damaged. Ingest again")

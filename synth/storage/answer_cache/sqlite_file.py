@@ -108,7 +108,7 @@ class SqliteAnswers:
 #: Hint for a file that cannot be written.
 _REPAIR_HINT = (
     "free disk space, name another file, or repair it with "
-    "`python -m synth repair --config FILE`, which keeps the readable answers"
+    "`scorekit synth repair --config FILE`, which keeps the readable answers"
 )
 
 

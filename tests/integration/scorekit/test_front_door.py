@@ -87,6 +87,15 @@ def test_the_version_is_told_with_the_commit() -> None:
     assert RUNNER.invoke(app, ["--version"]).output.startswith(f"scorekit {__version__} (")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
+@pytest.mark.parametrize("option", ["--version", "--help"])
+def test_a_help_on_a_full_disk_is_an_error_of_one_line(option: str) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "scorekit", option]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

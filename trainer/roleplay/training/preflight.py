@@ -114,7 +114,7 @@ def chat_findings(
 def check_chat(cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]) -> None:
     """Raise UserError if the chat template fails its check, or warn, as start.template_check
     says."""
-    hint = "python -m trainer template-check prints all; start.template_check: warn continues"
+    hint = "scorekit template-check prints all; start.template_check: warn continues"
     refuse_errors(chat_findings(cfg, tokenizer, turns), cfg.start.template_check, hint)
 
 
@@ -159,7 +159,7 @@ def sampled_ratio(
     if ratio == 1.0:
         log.warning(
             "all of %d sampled replies are truncated by grpo.max_completion_length %d "
-            "(clipped_ratio 1.0): the policy does not end its turns. Check with: python -m trainer "
+            "(clipped_ratio 1.0): the policy does not end its turns. Check with: scorekit "
             "template-check --model %s --data %s",
             len(replies),
             cfg.grpo.max_completion_length,

@@ -40,8 +40,8 @@ OURS = {
     "report_to": "misc.trackers",
     "run_name": "misc.run_dir",
     "resume_from_checkpoint": "the command's --resume",
-    "load_best_model_at_end": "`python -m trainer export --best`",
-    "metric_for_best_model": "`python -m trainer export --best`",
+    "load_best_model_at_end": "`scorekit export --best`",
+    "metric_for_best_model": "`scorekit export --best`",
     "model_init_kwargs": "policy",
 }
 #: First letters of options that these commands do not support.

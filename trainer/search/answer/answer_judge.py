@@ -50,7 +50,7 @@ async def check_judge(client: ScoringClient, cfg: AnswerJudgeConfig) -> Info:
     except (ServiceUnreachable, RequestError) as error:
         raise UserError(
             f"answering.judge.url: no judge answers at {cfg.url} ({error}). Start one "
-            "(python -m services.judge) or correct the address."
+            "(scorekit serve judge) or correct the address."
         ) from None
     check_service("answering.judge.url", cfg.url, info, "judge")
     if cfg.model is not None and info.model != cfg.model:

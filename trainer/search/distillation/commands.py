@@ -15,7 +15,7 @@ from trainer.search.curation.command_line import CurationOptions, curation_comma
     *("run", "out", "record", "verified", "exclude", "config", "set_", "overwrite"),
 )
 def distill(options: CurationOptions) -> None:
-    """Turn the rare right episodes of prompts that mostly fail into rows for `trainer sft`."""
+    """Turn the rare right episodes of prompts that mostly fail into rows for `scorekit sft`."""
     from trainer.search.curation.disk_spool import DiskSpool
     from trainer.search.distillation.choose import EpisodeText, add_text
 
@@ -71,4 +71,4 @@ def rewrite(
 
 def _print_longest(ids: int) -> None:
     if ids:
-        typer.echo(f"the longest row has {ids} ids: trainer sft --max_length {ids}")
+        typer.echo(f"the longest row has {ids} ids: scorekit sft --max_length {ids}")

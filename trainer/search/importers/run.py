@@ -60,8 +60,7 @@ class Imported:
         lines += [
             f"pages: {self.manifest['pages']} of {self.manifest['documents']} documents",
             f"licence of the data: {self.manifest['licence']}",
-            f"index: python -m services.retriever ingest {quote(str(pages))} "
-            f"--index {quote(str(self.out / 'index'))}",
+            f"index: scorekit ingest {quote(str(pages))} --index {quote(str(self.out / 'index'))}",
         ]
         if not self.manifest["has_text"]:
             lines.append(

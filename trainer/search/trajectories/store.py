@@ -214,7 +214,7 @@ class TrajectoryStore:
     def _hint(self) -> str:
         """Return the advice for a step file that cannot be read."""
         return (
-            f"Run `python -m trainer search salvage {self.folder.parent}`, which keeps all lines "
+            f"Run `scorekit search salvage {self.folder.parent}`, which keeps all lines "
             "that can be read, or restore the file from a copy"
         )
 
