@@ -1,7 +1,7 @@
 """Checkpoints of the Hugging Face hub, fetched ahead of time or when a service starts.
 
 They are in the hub's own cache folder (HF_HOME; in the images /models/hub). A service finds under
-the same id what `python -m scorekit fetch` downloaded, with HF_HUB_OFFLINE=1 too. After an
+the same id what `scorekit fetch` downloaded, with HF_HUB_OFFLINE=1 too. After an
 interruption the complete files stay, and the next download fetches the rest.
 """
 
@@ -129,7 +129,7 @@ def _reason(model: str, revision: str | None, error: Exception, cache: str) -> s
             else f"{constants.ENDPOINT} cannot be reached"
         )
         return (
-            f"incomplete in {cache}, and {obstacle}: run `python -m scorekit fetch {model}` where "
+            f"incomplete in {cache}, and {obstacle}: run `scorekit fetch {model}` where "
             "the hub can be reached, with HF_HOME on the same disk or copied here"
         )
     cause = (str(error).splitlines() or [type(error).__name__])[0]

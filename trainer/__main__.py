@@ -1,4 +1,4 @@
-"""python -m trainer train|evaluate|check --config FILE [--set section.key=value];
+"""scorekit train|evaluate|check --config FILE [--set section.key=value];
 export RUN_DIR --to FOLDER; report RUN_DIR; roleplay prepare ...; search ask|collect|...;
 template-check --model M --data D; sft --config FILE [--debug_label_mask --debug_only]"""
 

@@ -1,7 +1,7 @@
 """Remote reward models of OpenRLHF (POST /get_reward) and slime (POST /remote_rm).
 
-python -m scorekit.adapters.openrlhf --url http://127.0.0.1:8001 --port 5000 --clip-range -25 25
-python -m scorekit.adapters.openrlhf --definition reward.yaml --port 5000
+scorekit adapter openrlhf --url http://127.0.0.1:8001 --port 5000 --clip-range -25 25
+scorekit adapter openrlhf --definition reward.yaml --port 5000
 ... --reward.remote_url http://127.0.0.1:5000/get_reward --data.label_key src  (of OpenRLHF)
 ... --trainer slime; --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm  (of slime)
 

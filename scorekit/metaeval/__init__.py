@@ -1,1 +1,1 @@
-"""Measure how well a metric agrees with people: `python -m scorekit meta-eval`."""
+"""Measure how well a metric agrees with people: `scorekit meta-eval`."""

@@ -1,4 +1,4 @@
-"""The command `python -m scorekit meta-eval`."""
+"""The command `scorekit meta-eval`."""
 
 from __future__ import annotations
 

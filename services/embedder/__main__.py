@@ -1,4 +1,4 @@
-"""`python -m services.embedder`. torch is imported after the settings are checked."""
+"""`scorekit serve embedder`. torch is imported after the settings are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m services.judge`."""
+"""`scorekit serve judge`."""
 
 from __future__ import annotations
 

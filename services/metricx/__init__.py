@@ -1,4 +1,4 @@
-"""The MetricX service: `python -m services.metricx`."""
+"""The MetricX service: `scorekit serve metricx`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m services.metricx`. torch is imported after the settings are checked."""
+"""`scorekit serve metricx`. torch is imported after the settings are checked."""
 
 from __future__ import annotations
 

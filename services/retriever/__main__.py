@@ -1,4 +1,4 @@
-"""`python -m services.retriever --index DIR` serves; `... ingest SOURCES... --index DIR` makes."""
+"""`scorekit serve retriever --index DIR` serves; `... ingest SOURCES... --index DIR` makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `python -m services.retriever ingest`."""
+"""The command `scorekit ingest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m services.xcomet`. torch is imported after the settings are checked."""
+"""`scorekit serve xcomet`. torch is imported after the settings are checked."""
 
 from __future__ import annotations
 

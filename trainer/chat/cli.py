@@ -1,4 +1,4 @@
-"""`python -m trainer template-check`: show what is labeled, and check it."""
+"""`scorekit template-check`: show what is labeled, and check it."""
 
 from __future__ import annotations
 

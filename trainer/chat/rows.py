@@ -122,7 +122,7 @@ def _checked(messages: Any, row_location: str, column: str) -> list[dict[str, An
         elif any(not isinstance(p, Mapping) or p.get("type") != "text" for p in turn["content"]):
             raise UserError(
                 f"{location}: has parts other than text. Give such rows as `input_ids` with an "
-                "`action_mask` and `images` (python -m trainer sft)"
+                "`action_mask` and `images` (scorekit sft)"
             )
         else:
             for part in turn["content"]:

@@ -4,7 +4,7 @@
 [--bf16] [--reward_embedding_model URL|FOLDER] ...; any option of TRL's GRPOConfig is a flag, too.
 
 --resume        resume the run in --output_dir
---print_config  print the flags as YAML, for `python -m trainer train --config`
+--print_config  print the flags as YAML, for `scorekit train --config`
 --help          print this text; docs/how-to/train-roleplay.md has the table of flags
 """
 

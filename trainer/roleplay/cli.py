@@ -1,4 +1,4 @@
-"""python -m trainer roleplay prepare|calibrate: commands that only role-play has."""
+"""scorekit roleplay prepare|calibrate: commands that only role-play has."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _prompt(row: dict[str, Any], location: str, names: dict[str, str]) -> tuple[
     if prompt[-1]["role"] != "user":
         raise UserError(
             f"{location}: {name}: the last turn is the {prompt[-1]['role']}'s. A prompt has to end "
-            "with the user's (dialogues: python -m trainer roleplay prepare)"
+            "with the user's (dialogues: scorekit roleplay prepare)"
         )
     return prompt
 

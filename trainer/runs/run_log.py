@@ -14,7 +14,7 @@ runs/<name>/
     trackers/               files of TensorBoard and other trackers (misc.trackers)
         report.html             all this as a page
     evaluation.json, .jsonl, .html
-                            the report and the dump of `python -m trainer evaluate`; of a set with
+                            the report and the dump of `scorekit evaluate`; of a set with
                             a name, evaluation-NAME.json and so on
         comparison.json, .html  the same for another policy, whose evaluation is in against/
 

@@ -1,4 +1,4 @@
-"""`python -m trainer check`: check all that can be checked before weights are loaded and before any
+"""`scorekit check`: check all that can be checked before weights are loaded and before any
 paid call."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands `python -m trainer search ask|collect|estimate|view|salvage|export`.
+"""The commands `scorekit search ask|collect|estimate|view|salvage|export`.
 
 The commands of curation, `import`, `loop` and `serve-openenv` are added here.
 """

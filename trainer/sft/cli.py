@@ -1,4 +1,4 @@
-"""`python -m trainer sft`: run an SFT config, with flags for common keys."""
+"""`scorekit sft`: run an SFT config, with flags for common keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m trainer check`: check a run before weights are loaded."""
+"""`scorekit check`: check a run before weights are loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Serve gemmax's two scoring routes.
 
-python -m scorekit.adapters.gemmax --xcomet http://127.0.0.1:8002 --qe http://127.0.0.1:8006
+scorekit adapter gemmax --xcomet http://127.0.0.1:8002 --qe http://127.0.0.1:8006
 # of gemmax:
 XCOMET_URLS=http://127.0.0.1:8008/score_openlid COMETKIWI_URLS=http://127.0.0.1:8008/score
 """

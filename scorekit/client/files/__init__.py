@@ -1,1 +1,1 @@
-"""`python -m scorekit score`: files of samples in, files of results out."""
+"""`scorekit score`: files of samples in, files of results out."""

@@ -1,4 +1,4 @@
-"""`python -m scorekit score`: a file of samples -> a file of results, resumable.
+"""`scorekit score`: a file of samples -> a file of results, resumable.
 
 The output has one JSON line for each sample, in order. OUT.meta.json beside it says what it was
 made from: only the same job may resume it. Complete lines are appended; after a crash the last

@@ -203,7 +203,7 @@ def test_what_was_fetched_is_there_without_the_hub(hub: Hub, tmp_path: Path) -> 
     assert len(hub.requests) == before
     missing = fetch(hub, tmp_path, "google/metricx-24-hybrid-tiny", HF_HUB_OFFLINE="1")
     assert missing.returncode == 2
-    assert "HF_HUB_OFFLINE is set: run `python -m scorekit fetch" in missing.stderr
+    assert "HF_HUB_OFFLINE is set: run `scorekit fetch" in missing.stderr
     assert "Traceback" not in missing.stderr
 
 

@@ -31,7 +31,7 @@ messages = logging.getLogger(__name__)
 
 @contextmanager
 def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[OwnServer | None]:
-    """Run a server for the section's folder: `python -m services.embedder` on a free port.
+    """Run a server for the section's folder: `scorekit serve embedder` on a free port.
 
     It ends with this process in any case. Yields None if the section names a URL.
     log: the file of its output.

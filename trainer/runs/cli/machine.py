@@ -1,4 +1,4 @@
-"""Check the device and memory of a run, for `python -m trainer check`."""
+"""Check the device and memory of a run, for `scorekit check`."""
 
 from __future__ import annotations
 

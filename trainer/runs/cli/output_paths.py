@@ -1,4 +1,4 @@
-"""Check where a run writes, for `python -m trainer check`."""
+"""Check where a run writes, for `scorekit check`."""
 
 from __future__ import annotations
 

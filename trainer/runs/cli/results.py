@@ -1,4 +1,4 @@
-"""Print the results of `python -m trainer train` and `evaluate`."""
+"""Print the results of `scorekit train` and `evaluate`."""
 
 from __future__ import annotations
 

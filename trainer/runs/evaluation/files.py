@@ -1,4 +1,4 @@
-"""The files of `python -m trainer evaluate`: an evaluation of each set, and its comparison.
+"""The files of `scorekit evaluate`: an evaluation of each set, and its comparison.
 
 A folder gets evaluation.json (stats), evaluation.jsonl (a line for each sample) and
 evaluation.html; against another policy, also comparison.json and comparison.html, and the other's

@@ -1,4 +1,4 @@
-"""The commands `python -m trainer search buckets|focus|budget`."""
+"""The commands `scorekit search buckets|focus|budget`."""
 
 from __future__ import annotations
 

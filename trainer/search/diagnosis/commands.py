@@ -1,4 +1,4 @@
-"""The commands `python -m trainer search diagnose|alternatives|hallucinations`."""
+"""The commands `scorekit search diagnose|alternatives|hallucinations`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands `python -m trainer search distill|rewrite`."""
+"""The commands `scorekit search distill|rewrite`."""
 
 from __future__ import annotations
 

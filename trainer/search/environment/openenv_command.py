@@ -1,4 +1,4 @@
-"""The command `python -m trainer search serve-openenv`."""
+"""The command `scorekit search serve-openenv`."""
 
 from __future__ import annotations
 

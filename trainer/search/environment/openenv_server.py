@@ -1,6 +1,6 @@
 """Serve search environments by OpenEnv's protocol: a session of a WebSocket plays episodes.
 
-`python -m trainer search serve-openenv` starts it; `openenv_client.py` has the client.
+`scorekit search serve-openenv` starts it; `openenv_client.py` has the client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m trainer evaluate`: write the evaluation of a policy, and compare it with another one.
+"""`scorekit evaluate`: write the evaluation of a policy, and compare it with another one.
 
 misc.run_dir gets the files of trainer/runs/evaluation/files.py, with one episode per line. The
 folder `evaluation/` has the episodes with their images, one step per set, and their page; it is

@@ -1,4 +1,4 @@
-"""The command `python -m trainer search import`."""
+"""The command `scorekit search import`."""
 
 from __future__ import annotations
 

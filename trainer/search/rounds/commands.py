@@ -1,4 +1,4 @@
-"""The command `python -m trainer search loop`."""
+"""The command `scorekit search loop`."""
 
 from __future__ import annotations
 

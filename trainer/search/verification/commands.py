@@ -1,4 +1,4 @@
-"""The command `python -m trainer search verify`."""
+"""The command `scorekit search verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m trainer evaluate`: write a policy's evaluation, alone or compared with another
+"""`scorekit evaluate`: write a policy's evaluation, alone or compared with another
 policy's.
 
 misc.run_dir gets the files of trainer/runs/evaluation/files.py, with a line for each translation.
