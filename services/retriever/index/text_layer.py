@@ -17,6 +17,10 @@ from scorekit.text.markup import normalized
 GAP = 1.2
 #: Letters larger or smaller by this factor begin another box.
 OTHER_SIZE = 1.25
+#: Codes of hyphens; PDFium's own for a hyphen at a line's end are the first two.
+_HYPHENS = (0x02, 0xFFFE, 0x2D, 0xAD, 0x2010)
+#: Letter heights between a letter and its hyphen, at most.
+_HYPHEN_GAP = 0.25
 #: Points. A letter with a smaller height has no outline in PDFium, only its text and line.
 FLAT = 0.1
 #: PDFium's positions are rounded to 1 / _STEPS of a pixel.
@@ -62,18 +66,22 @@ def text_boxes(
     region_of returns the number of that at a letter's middle."""
     boxes: list[TextBox] = []
     line: list[_Letter] = []
-    region = 0
+    region, at_line_end = 0, False
     textpage = page.get_textpage()
     try:
         for letter in _letters(page, textpage, width, height):
+            if letter is None:
+                at_line_end = True
+                continue
             before = region
-            if letter is not None and letter.codes != [0x20]:
+            if letter.codes != [0x20]:
                 region = region_of((letter.x1 + letter.x2) / 2, (letter.y1 + letter.y2) / 2)
-            if letter is None or (line and (region != before or _begins_another(line, letter))):
+            at_line_end = at_line_end and not (line and _is_hyphen_of(line[-1], letter))
+            if line and (at_line_end or region != before or _begins_another(line, letter)):
                 boxes += _box(line, width, height)
                 line = []
-            if letter is not None:
-                line.append(letter)
+            line.append(letter)
+            at_line_end = False
     finally:
         textpage.close()
     return boxes + _box(line, width, height)
@@ -116,6 +124,16 @@ def _letters(page: Any, textpage: Any, width: int, height: int) -> Iterator[_Let
         high = []
 
 
+def _is_hyphen_of(last: _Letter, letter: _Letter) -> bool:
+    """Return whether a hyphen stands right behind a letter.
+
+    With some fonts PDFium ends the line before a hyphen that was written by itself.
+    """
+    middle = (letter.y1 + letter.y2) / 2
+    is_beside = last.y1 < middle < last.y2 and abs(letter.x1 - last.x2) < _HYPHEN_GAP * last.height
+    return letter.codes[-1] in _HYPHENS and is_beside
+
+
 def _begins_another(line: list[_Letter], letter: _Letter) -> bool:
     last = line[-1]
     if letter.x1 == letter.x2 or letter.codes == [0x20]:
@@ -147,7 +165,7 @@ def _box(line: list[_Letter], width: int, height: int) -> list[TextBox]:
 
 def _text(codes: list[int]) -> str:
     """Return the printable characters in composed form, with single spaces."""
-    raw = "".join("-" if code in (2, 0xFFFE) else chr(code) for code in codes)
+    raw = "".join("-" if code in _HYPHENS[:2] else chr(code) for code in codes)
     raw = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     printable = (c if unicodedata.category(c) not in ("Cc", "Cn", "Cs") else " " for c in raw)
     return " ".join(normalized("NFC", "".join(printable)).split())

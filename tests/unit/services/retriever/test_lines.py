@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from scorekit.retrieval.wire import TextBox
 from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher, page_words
 from services.retriever.backends.lines import continued_lines
 from services.retriever.backends.words import Words
+from services.retriever.index import text_layer
 from services.retriever.index.pdf import PdfFile
 from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord
+from services.retriever.index.text_layer import _Letter
 from tests.kits.retrieval.korean import morphemes
 
 
@@ -192,3 +195,28 @@ def test_words_divided_in_a_pdf_are_found(tmp_path, hyphen):
     ):
         (scores,) = searcher.scores([searcher.read(query)], [1])
         assert (scores[0] > -np.inf) == is_hit, query
+
+
+@pytest.mark.parametrize(
+    ("x1", "y1", "texts"),
+    [
+        (11.0, 14.0, ["ab-", "c"]),  # right behind: the line's
+        (16.0, 14.0, ["ab", "-c"]),  # apart: of the next column
+        (10.0, 26.0, ["ab", "-c"]),  # below: of the next line
+    ],
+)
+def test_a_hyphen_that_pdfium_puts_behind_the_end_of_its_line(monkeypatch, x1, y1, texts):
+    """Check what some fonts lead to, in letters of 10 pixels."""
+    hyphen = _Letter([0x2D], x1, y1, x1 + 3, y1 + 1, 10.0)
+    after = [None] if texts[0] == "ab-" else []
+    letters = [
+        _Letter([ord("a")], 0.0, 10.0, 5.0, 20.0, 10.0),
+        _Letter([ord("b")], 5.0, 10.0, 10.5, 20.0, 10.0),
+        None,
+        hyphen,
+        *after,
+        _Letter([ord("c")], hyphen.x2, y1 - 4, hyphen.x2 + 5, y1 + 6, 10.0),
+    ]
+    monkeypatch.setattr(text_layer, "_letters", lambda *args: iter(letters))
+    boxes = text_layer.text_boxes(SimpleNamespace(get_textpage=io.BytesIO), 100, 100)
+    assert [box.text for box in boxes] == texts
