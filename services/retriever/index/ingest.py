@@ -63,10 +63,10 @@ def ingest(
     """
     rules = rules or ReadingRules()
     ocr_of(rules.ocr)
-    files, skipped, other_files = find_sources(sources)
+    state = Index(index)
+    files, skipped, other_files = find_sources(sources, state.own_folders())
     for builder in builders:
         builder.check()
-    state = Index(index)
     with state.writing():
         count = min(len(files), workers or usable_cpus())
         with bar(len(files)) as step:

@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,8 +52,10 @@ class Sources(NamedTuple):
     other_files: dict[str, int]
 
 
-def find_sources(paths: Iterable[Path]) -> Sources:
+def find_sources(paths: Iterable[Path], left_out: Collection[Path] = ()) -> Sources:
     """Return the documents of files and folders (recursively), and what is left out.
+
+    left_out: resolved paths of folders whose files are no documents: those of the index itself.
 
     Raises UserError if a path does not exist, if there are no documents, and if two files would
     have pages with one id."""
@@ -63,7 +65,7 @@ def find_sources(paths: Iterable[Path]) -> Sources:
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: no such file or folder")
-        for file in dict.fromkeys(_files_below(path, skipped) if path.is_dir() else [path]):
+        for file in dict.fromkeys(_files_of(path, skipped, left_out)):
             if file.suffix.lower() not in PDF_SUFFIXES | IMAGE_SUFFIXES:
                 if not path.is_dir():
                     raise UserError(f"{file}: expected a file ending of {_KINDS}")
@@ -98,15 +100,18 @@ def counted(other_files: Mapping[str, int], max_kinds: int = 10) -> str:
     return ", ".join(texts)
 
 
-def _files_below(folder: Path, skipped: list[Skipped]) -> list[Path]:
-    """Return all files below a folder, sorted; add the folders that are not read to `skipped`."""
+def _files_of(path: Path, skipped: list[Skipped], left_out: Collection[Path]) -> list[Path]:
+    """Return a file, or all files below a folder, sorted; add unread folders to `skipped`."""
+    if not path.is_dir():
+        return [path]
 
     def add_unreadable(error: OSError) -> None:
         reason = f"the folder cannot be read: {error.strerror}"
         skipped.append(Skipped(source=_printable(Path(error.filename).name), reason=reason))
 
     files = []
-    for parent, folders, names in os.walk(folder, onerror=add_unreadable):
+    for parent, folders, names in os.walk(path, onerror=add_unreadable):
+        folders[:] = [name for name in folders if Path(parent, name).resolve() not in left_out]
         files += [Path(parent, name) for name in names]
         for name in sorted(folders):
             if Path(parent, name).is_symlink():

@@ -70,6 +70,13 @@ class Index:
             )
         return manifest
 
+    def own_folders(self) -> set[Path]:
+        """Return the resolved paths of the folder and of what it holds: no documents of the user's.
+
+        The folder alone is not enough: documents may be beside what it holds.
+        """
+        return {path.resolve() for path in (self.folder, self.folder / "states", *self.paths)}
+
     def state(self, revision: str) -> Path:
         """Return the folder of a state."""
         return self.folder / "states" / revision

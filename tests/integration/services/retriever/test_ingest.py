@@ -358,6 +358,13 @@ def records(index):
     return set((index / "done").rglob("[0-9]*.json"))
 
 
+@pytest.mark.parametrize("index", ["index", "."])
+def test_an_index_among_its_documents_is_no_document(tmp_path, index):
+    draw_pdf(tmp_path / "a.pdf", ["one page"])
+    first, second = (make(tmp_path, tmp_path / index) for _ in range(2))
+    assert (second.pages, second.revision) == (1, first.revision)
+
+
 def test_files_are_read_in_a_folder_that_has_services_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "subprocess", subprocess)  # the fork server has its own folder
     (tmp_path / "services.py").write_text("raise SystemExit(9)")
