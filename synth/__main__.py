@@ -182,7 +182,7 @@ def estimate(
         cfg = _load(config, set_)
         rates = Rates(tokens_per_s, scores_per_s, verdicts_per_s)
         for name, pair_cfg in pair_configs(cfg).items():
-            Console().print(*filter(None, [name]), estimate_table(pair_cfg, rates))
+            Console().print(*filter(None, [name]), estimate_table(pair_cfg, rates), crop=False)
 
 
 @app.command()

@@ -41,15 +41,24 @@ from scorekit.rows.tsv import BOM, NOT_UTF8, RowError, Tsv, read_line
 
 Ending = Literal["jsonl", "json", "tsv", "csv", "txt", "parquet"]
 Format = Literal[Ending, "tsv-unquoted"]
+_WORKBOOKS = ("xlsx", "xlsm", "xlsb", "xls", "ods")
+_SAVE_AS_CSV = "Save its sheet as CSV (in Excel: CSV UTF-8)"
 #: The column of a `.txt`.
 TEXT = "text"
 _ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8
 _MAX_SHOWN = 20  # columns of a header in a message, and characters of each
 _GZIP = b"\x1f\x8b"
 _LETTER = re.compile(r"[^\W\d_a-zA-Z]")
+#: First bytes of files that are no text -> what to do.
+_NO_TEXT = {
+    b"PK\x03\x04": f"a workbook, or another zip. {_SAVE_AS_CSV}",
+    b"\xd0\xcf\x11\xe0": f"a workbook. {_SAVE_AS_CSV}",
+    b"PAR1": "Parquet. Name it .parquet",
+}
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 #: Formats that worksheets are saved in, on Windows often in the encoding of the country.
 _WORKSHEETS = ("csv", "tsv", "tsv-unquoted", "txt")
+_MAYBE_UTF16 = "If it is UTF-16, save it as UTF-8, or say --encoding utf-16-le"
 _SEPARATORS = (",", ";", "\t")
 #: Longest cell of a CSV; the csv module's own limit is 131,072 characters.
 MOST_CHARACTERS = 2**30
@@ -112,6 +121,8 @@ class RowFile:
         if endings and endings[-1] == "gz":
             endings.pop()
         ending = "jsonl" if self.is_stdin else endings[-1] if endings else ""
+        if format is None and ending in _WORKBOOKS:
+            raise UserError(f"{path}: a workbook. {_SAVE_AS_CSV}; if the file is text, {remedy}")
         if format is None and ending not in get_args(Ending):
             valid_endings = ", ".join(f".{name}" for name in get_args(Ending))
             raise UserError(f"{path}: its ending is none of {valid_endings}: {remedy}")
@@ -126,7 +137,7 @@ class RowFile:
             try:
                 with self._unzipped() as file:
                     self._encoding = self._detected(file)
-            except (OSError, EOFError, zlib.error) as error:
+            except (OSError, EOFError, zlib.error, RowError) as error:
                 raise self._as_user_error(0, error) from None
         return self._encoding
 
@@ -197,7 +208,7 @@ class RowFile:
             yield from _parquet_rows(file, columns)
         elif self.format == "txt":
             if needed:
-                raise RowError(0, "a .txt has a text a line, and no columns")
+                raise RowError(0, "a .txt has a text a line, and no columns", [TEXT])
             for number, text, problem in _lines(file):
                 yield Row(number, {} if problem else {TEXT: text}, problem)
         elif self.format == "tsv":
@@ -278,7 +289,12 @@ class RowFile:
                 yield cast(BinaryIO, copy)
 
     def _detected(self, file: BinaryIO) -> str:
-        if file.read(2) in _UTF16 and self.format != "parquet":
+        if self.format == "parquet":
+            return "utf-8"
+        start = file.read(4)
+        if start in _NO_TEXT:
+            raise RowError(0, f"not {self.format}, but {_NO_TEXT[start]}")
+        if start[:2] in _UTF16:
             return "utf-16"
         if self.format in _WORKSHEETS and not _is_utf8(file) and _is_korean(file):
             self._report(
@@ -444,7 +460,10 @@ def _csv_records(file: BinaryIO, separator: str) -> Iterator[tuple[int, list[str
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield number, [], str(error)
+            reason = str(error)
+            if reason == "unexpected end of data":
+                reason = "a quote opens a cell in this row, and none closes it"
+            yield number, [], reason
             continue
         if cells is None:
             return
@@ -515,5 +534,7 @@ def _column_error(names: list[str], column: str) -> str:
         return f"the header has {count} columns {column!r}. Rename all but one of them"
     first_names = [repr(name[:_MAX_SHOWN]) for name in names[:_MAX_SHOWN]]
     name_list = ", ".join(first_names) + (", ..." if len(names) > _MAX_SHOWN else "")
+    if "\0" in "".join(names):
+        return f"the header has no column {column!r}, but NUL characters. {_MAYBE_UTF16}"
     hint = "Name it there, or separate the columns by a comma (CSV) or a tab (TSV)"
     return f"the header has no column {column!r}, but {name_list}. {hint}"

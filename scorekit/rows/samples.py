@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from scorekit.errors import UserError
 from scorekit.rows.parallel import ParallelFiles
-from scorekit.rows.read import Format, MissingColumn, Row, RowFile
+from scorekit.rows.read import TEXT, Format, MissingColumn, Row, RowFile
 
 #: Names of columns that people use for a field; they are suggested, never taken.
 _OFTEN = {
@@ -67,6 +67,9 @@ class TranslationColumns:
 
     def hint(self, names: Iterable[str]) -> str:
         """Return the options that name the columns, if these names of columns tell them."""
+        names = tuple(names)
+        if names == (TEXT,):
+            return ". Name a table .tsv or .csv; parallel texts: scorekit score -s SRC -t MT"
         likely = self.likely(names)
         options = [f"--{field}-field {shlex.quote(name)}" for field, name in likely.items()]
         return f"; perhaps you mean {' '.join(options)}" if options else ""
@@ -175,6 +178,9 @@ class SampleFile:
             if bad == 1:
                 raise UserError(problems[0])
             more = [f"and {bad - MAX_LISTED} more"] if bad > MAX_LISTED else []
+            is_stdin = isinstance(self.file, RowFile) and self.file.is_stdin
+            if is_stdin and bad == samples and ": not JSON" in problems[0]:
+                more.append("stdin: read as JSON. If it is a table, say --format tsv or csv")
             count = f"{bad} of {samples} rows are no samples"
             raise UserError(f"{self.path}: {count}:", [*problems, *more])
         return Contents(samples, digest, bad, self.file.blank, empty)

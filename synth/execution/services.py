@@ -61,7 +61,10 @@ def check_metricx(cfg: SynthConfig, info: Info) -> None:
     """Raise UserError unless the service is what the config expects."""
     section = cfg.metricx
     if Path(section.checkpoint).name != Path(info.model).name:
-        raise UserError(f"metricx.checkpoint is {section.checkpoint}, the service has {info.model}")
+        raise UserError(
+            f"metricx.checkpoint is {section.checkpoint}, the service has {info.model}. "
+            "Set the key to the model that you mean, or metricx.url to a service that has it"
+        )
     if info.higher_is_better:
         raise UserError(
             f"metricx.url: higher scores of {info.model} are better, but the lowest is selected. "

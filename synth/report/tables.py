@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scorekit.errors import UserError
+from scorekit.report.tables import at_full_width
 from synth.config import SynthConfig
 from synth.context import Stage
 from synth.report.estimate import PARTS, RunEstimate, plan, size_text
@@ -30,8 +31,8 @@ def estimate(
     dry = out_dir.with_name(out_dir.name + "-dry-run")
     run_plan = plan(cfg, user_rates.over(measured_rates((out_dir, dry), stages)), stages)
     return Group(
-        _counts_table(run_plan),
-        _hours_table(run_plan),
+        at_full_width(_counts_table(run_plan)),
+        at_full_width(_hours_table(run_plan)),
         *_summary(cfg, run_plan),
         *(Text(f"! {line}", style="yellow") for line in run_plan.warnings),
     )

@@ -267,6 +267,7 @@ def _print_comparison(
     from rich.text import Text
 
     from scorekit.paired import FEWEST, RESAMPLES, as_row
+    from scorekit.report.tables import at_full_width
 
     titles = ("pairs", "A", "B", "B - A", "95 % interval", "B wins")
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)
@@ -287,7 +288,7 @@ def _print_comparison(
     console = Console()
     for label, system in (("A", first), ("B", second)):
         console.print(Text(f"{label}: {visible(system.name)}"), soft_wrap=True)
-    console.print(table)
+    console.print(at_full_width(table), crop=False)
     notes = _notes(first, second, pairing)
     for is_higher, direction in ((True, "higher"), (False, "lower")):
         if names := [stat.title for stat in stats if stat.higher_is_better == is_higher]:

@@ -42,6 +42,7 @@ def test_both_names_are_one_command(name, tmp_path):
     config = str(written(tmp_path))
     done = command(name, "estimate", "--config", config)
     assert (done.returncode, done.stderr) == (0, "") and "generate_128" in done.stdout
+    assert "…" not in done.stdout, "a number is cut"
     done = command(name, "run", "--config", config, "--stage", "none")
     assert done.returncode == 2 and done.stderr.startswith("error: --stage none: ")
 

@@ -126,11 +126,14 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
         ),
         ("a.tsv", b"src\tmt\n\xe4\tb\n", "line 2: not UTF-8 text"),
         (
-            "a.xls",
+            "a.dat",
             b"src\tmt\n",
             "its ending is none of .jsonl, .json, .tsv, .csv, .txt, .parquet: say --format",
         ),
-        ("a.txt", b"src\tmt\n", "a .txt has a text a line, and no columns"),
+        ("a.xls", b"src\tmt\n", "a workbook. Save its sheet as CSV"),
+        ("a.csv", b"PK\x03\x04", "not csv, but a workbook, or another zip. Save its sheet"),
+        ("a.tsv", "src\tmt\n".encode("utf-16-le"), "NUL characters. If it is UTF-16"),
+        ("a.txt", b"src\tmt\n", "no columns. Name a table .tsv or .csv; parallel texts: "),
         ("none.jsonl", None, "No such file"),
     ],
 )

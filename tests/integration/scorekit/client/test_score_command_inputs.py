@@ -101,7 +101,11 @@ def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines)
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b'src,mt\na,"b\n', "line 2: unexpected end of data"),
+        (
+            "a.csv",
+            b'src,mt\na,"b\n',
+            "line 2: a quote opens a cell in this row, and none closes",
+        ),
         ("a.csv", b'src,mt\n"a\nb",c\nd\n', "line 4: 1 columns, the header has 2"),
         ("a.csv", b"src,mt,src\na,b,c\n", "line 1: the header has 2 columns 'src'. Rename"),
         ("a.csv", b"src,mt\na,\xff\n", "line 2: not UTF-8 text"),
@@ -191,6 +195,12 @@ def test_from_stdin_to_stdout(url, content, flags):
     results = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(r["id"], r["score"]) for r in results] == [(r["id"], _score_of(r)) for r in ROWS]
     assert b"mean score" in result.stderr
+
+
+def test_a_table_on_stdin_is_told_the_option_that_names_its_format(url):
+    for content, is_table in ((b"src\tmt\na\tb\n", True), (b'{"src": "a"}\n{"src": "b"}\n', False)):
+        result = _run(url, "-", "-", input=content)
+        assert result.exit_code == 2 and ("say --format tsv" in result.stderr) == is_table
 
 
 def test_stdin_again_goes_on_with_its_output(url, tmp_path):

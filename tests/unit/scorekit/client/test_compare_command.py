@@ -63,6 +63,12 @@ def test_rows_that_one_side_failed_are_left_out_of_both_means(tmp_path: Path) ->
     assert "3 / 4" in output and "2 (-2)" in output and "fewer than 10 pairs" in output
 
 
+def test_a_narrow_terminal_cuts_no_number(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.jsonl", FIRST), write(tmp_path / "b.jsonl", SECOND)
+    narrow = RUNNER.invoke(app, ["compare", str(a), str(b)], env={"COLUMNS": "30"})
+    assert "…" not in narrow.output and narrow.output == compare(a, b)
+
+
 def test_rows_are_joined_by_id_if_each_has_its_own(tmp_path: Path) -> None:
     ids = [f"seg-{n}" for n in range(40)]
     order = RANDOM.sample(range(40), 40)

@@ -105,7 +105,7 @@ def test_bad_blank_and_empty_rows_are_counted():
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.xlsx", b"PK", "a.xlsx: its ending is none of .jsonl, "),
+        ("a.xlsx", b"PK", "a.xlsx: a workbook. Save its sheet as CSV"),
         ("-", b"src\tmt\n", "-: its ending is none of "),
         ("a.parquet", b"PAR1", "a.parquet: this page opens no Parquet and no gzip"),
         ("a.parquet.gz", b"PAR1", "a.parquet.gz: this page opens no Parquet"),
