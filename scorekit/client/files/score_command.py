@@ -282,7 +282,8 @@ def score(
         if metric:
             SeveralCommand(
                 sources=[parse_metric(text, files=False) for text in metric],
-                file=parallel or open_rows(_named("IN", source), format, encoding),
+                file=parallel
+                or open_rows(_named("IN", source, "--metric NAME=URL"), format, encoding),
                 out=out,
                 columns=columns,
                 variables=variables,
@@ -300,7 +301,7 @@ def score(
             fields = JudgeColumns(task, variables, constants, id_field)
         elif variables or constants:
             raise UserError("--variable and --set are a judge's: name its rubric by --task")
-        path, out = _named("IN", source), _named("OUT", out)
+        path, out = _named("IN", source, "--url URL"), _named("OUT", out, "--url URL")
         samples = SampleFile(path, format, fields, encoding=encoding, bad_rows=bad_rows)
         target = None if str(out) == "-" else out
         if worst is not None and target is None:
@@ -352,9 +353,9 @@ def _parallel_files(
     return ParallelFiles(sources, translations, references, encoding=encoding)
 
 
-def _named(name: str, path: Path | None) -> Path:
+def _named(name: str, path: Path | None, service: str) -> Path:
     if path is None:
-        raise UserError(f"{name} is missing: scorekit score IN OUT --metric NAME=URL")
+        raise UserError(f"{name} is missing: scorekit score IN OUT {service}")
     return path
 
 

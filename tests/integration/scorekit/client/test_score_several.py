@@ -276,7 +276,7 @@ def test_references_that_are_missing_are_counted_before_anything_is_scored(tmp_p
         (["in", "out.tsv", "--metric", "m={m}"], "results are JSON lines. Name it .jsonl"),
         (["in", "no/out", "--metric", "m={m}"], "No such file or directory"),
         (["--metric", "m={m}"], "IN is missing"),
-        (["in", "--url", "{m}"], "OUT is missing"),
+        (["in", "--url", "{m}"], "OUT is missing: scorekit score IN OUT --url URL"),
         (["in", "-", "--url", "{m}", "--worst", "3"], "--worst: no results stay"),
         (["in", "out", "--url", "{m}", "--keep", "id"], "--keep: only with --metric"),
     ],
