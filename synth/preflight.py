@@ -307,8 +307,9 @@ async def _teacher(
     context; LLMError for other failures."""
     teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
     async with open_teacher(cfg, should_wait=should_wait) as teacher:
+        patience_s = teacher_cfg.wait_for_server_s if should_wait else 0.0
         outages.watch_service(
-            "the teacher", teacher, teacher_cfg.wait_for_server_s if should_wait else 0.0
+            f"the teacher at {address_of(teacher_cfg.base_url)}", teacher, patience_s
         )
         context_length = await teacher.check()
         blobs = cfg.final_generation.blob.enabled

@@ -386,6 +386,18 @@ def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, m
     assert len(lines) == 2 and lines[0].startswith("teacher: ")
 
 
+def test_a_run_that_waits_for_a_service_names_its_address(tmp_path, teacher, metricx, monkeypatch):
+    monkeypatch.setattr("synth.execution.services.AWAY_S", 0.0)
+    monkeypatch.setattr("synth.execution.services._CHECK_S", 0.01)
+    cfg = full_config(tmp_path, teacher, metricx, teacher__wait_for_server_s=0.5)
+    is_away(cfg, teacher, None)
+    lines = []
+    with pytest.raises(UserError, match="cannot connect"):
+        need_passing(cfg, RunOptions(named("all")), lines.append)
+    address = cfg.teacher.base_url
+    assert f"the teacher at {address} does not answer: it is asked again, for 0.5 s" in lines
+
+
 def test_a_stage_that_goes_on_with_another_metricx_is_refused_before_the_others_run(
     tmp_path, teacher, metricx
 ):
