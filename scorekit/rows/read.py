@@ -60,6 +60,8 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WORKSHEETS = ("csv", "tsv", "tsv-unquoted", "txt")
 _MAYBE_UTF16 = "If it is UTF-16, save it as UTF-8, or say --encoding utf-16-le"
 _SEPARATORS = (",", ";", "\t")
+#: A first line by which Excel is told the separator. It is no row.
+_SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([,;\t|])"?\r?\n')
 #: Longest cell of a CSV; the csv module's own limit is 131,072 characters.
 MOST_CHARACTERS = 2**30
 
@@ -435,8 +437,13 @@ def _csv_reader(file: BinaryIO, separator: str, *, strict: bool) -> tuple[io.Tex
 
 
 def _separator(file: BinaryIO, needed: Sequence[str]) -> str:
-    """Return the separator of a CSV, by its header."""
+    """Return the separator of a CSV: that which its first line tells, else by its header."""
     several = ""
+    file.seek(0)
+    first_line = _SEPARATOR_LINE.match(file.readline(16))
+    if first_line:
+        file.seek(0)
+        return first_line[1].decode()
     for separator in _SEPARATORS:
         file.seek(0)
         text, reader = _csv_reader(file, separator, strict=False)
@@ -467,7 +474,8 @@ def _csv_records(file: BinaryIO, separator: str) -> Iterator[tuple[int, list[str
             continue
         if cells is None:
             return
-        if cells:
+        tells_separator = number == 1 and separator.join(cells) == f"sep={separator}"
+        if cells and not tells_separator:
             yield number, cells, NOT_UTF8 if any(map(_ESCAPED.search, cells)) else ""
 
 
