@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -82,8 +83,6 @@ def test_python(page, code, url, embedder_url, retriever_url, capsys, tmp_path, 
     for text in blocks("(?:python|yaml)", page):
         if name := _FILE.match(text):
             (tmp_path / name[1]).write_text(with_urls(text))
-    for name in ("metricx.jsonl", "xcomet.jsonl"):  # what the page's commands write
-        (tmp_path / name).write_text('{"line":1,"ok":true,"score":2.5}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     exec(compile(with_urls(code), f"docs/how-to/{page}.md", "exec"), {"__name__": "__example__"})
@@ -115,18 +114,35 @@ def test_the_command(url, tmp_path):
     assert '"line":1,' in (tmp_path / "out.jsonl").read_text()
 
 
-def test_two_metrics_of_a_tsv(url, tmp_path, monkeypatch):
-    (commands,) = (code for code in SHELL if "in.tsv" in code)
-    (code,) = blocks("python", "score-files")
-    (tmp_path / "in.tsv").write_text("src\tmt\na\tb\nc\td\n")
+def test_several_metrics_of_a_file(url, tmp_path):
+    (command,) = (code for code in SHELL if "in.tsv" in code)
+    (parallel,) = (code for code in SHELL if "-s src.txt" in code)
+    (show, _) = next(code for code in SHELL if "scorekit show" in code).splitlines()
+    (_, compare) = next(code for code in SHELL if "scorekit compare" in code).splitlines()
+    (tmp_path / "in.tsv").write_text("src\tmt\tsystem\na\tb\tx\na\td\ty\n")
+    for name in ("src", "a", "b", "ref"):
+        (tmp_path / f"{name}.txt").write_text(f"text {name}\n")
     with running_service(FakeBackend("xcomet")) as xcomet_url:
-        for command in commands.replace(OURS, url).replace(XCOMET, xcomet_url).splitlines():
-            _run(command, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    exec(code, {"__name__": "__example__"})
-    header, *rows = (tmp_path / "scores.tsv").read_text().splitlines()
-    assert header == "line\tmetricx\txcomet"
-    assert [row.split("\t")[0] for row in rows] == ["2", "3"] and "\t\t" not in "".join(rows)
+        output = [
+            _run(text.replace(OURS, url).replace(XCOMET, xcomet_url), tmp_path)
+            for text in (
+                command,
+                parallel,
+                show.replace("in.jsonl", "in.tsv"),
+                compare.replace("SYSTEM", "x"),
+            )
+        ]
+    lines = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    assert [(line["line"], line["metricx"]["ok"], line["xcomet"]["ok"]) for line in lines] == [
+        (2, True, True),
+        (3, True, True),
+    ]
+    assert [line.split("\t")[:2] for line in output[1].splitlines()] == [
+        ["metric", "system"],
+        ["xcomet", "a"],
+        ["xcomet", "b"],
+    ]
+    assert "2 worst of 2 by metricx" in output[2] and "A: x\nB: y\n" in output[3]
 
 
 def test_the_command_with_a_judge(tmp_path):
@@ -143,8 +159,8 @@ def test_the_command_with_a_judge(tmp_path):
 
 def _run(command, folder):
     words = shlex.split(command.replace("\\\n", " "))
-    words = [sys.executable, *words[words.index("python") + 1 :]]
-    forked.run(words, cwd=folder, check=True, capture_output=True)
+    words = [sys.executable, "-m", *words[words.index("scorekit") :]]
+    return forked.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout
 
 
 def test_the_reward_definition(tmp_path):
@@ -182,9 +198,9 @@ def test_verl_s_settings(url):
 
 
 def test_the_flags_of_the_adapter_s_server():
-    commands = [code for code in SHELL if "scorekit.adapters.openrlhf" in code]
+    commands = [code for code in SHELL if "scorekit adapter openrlhf" in code]
     help_output = forked.run(
-        [sys.executable, "-m", "scorekit.adapters.openrlhf", "--help"],
+        [sys.executable, "-m", "scorekit", "adapter", "openrlhf", "--help"],
         capture_output=True,
         text=True,
         check=True,

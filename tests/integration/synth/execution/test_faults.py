@@ -221,8 +221,8 @@ def test_a_folder_where_the_export_wants_a_file_goes_with_the_old_export(copied_
 
 CORPORA = {
     "no file": (None, "corpus.jsonl: no such file"),
-    "empty": (b"", "no document in corpus.jsonl"),
-    "blank lines": (b"\n\n", "no document in corpus.jsonl"),
+    "empty": (b"", "corpus.jsonl: it has no document"),
+    "blank lines": (b"\n\n", "corpus.jsonl: it has no document"),
     "no JSON": (b"hello\n", "line 1: Expecting value"),
     "too short": (b'{"text": "ab"}\n', "no source left"),
 }

@@ -33,4 +33,4 @@ def test_each_command_with_a_section_stands_in_the_docs() -> None:
         for name in CurationConfig.model_fields.keys() - _RUN_SECTIONS
         if isinstance(getattr(CurationConfig(), name), BaseModel)
     ]
-    assert sections and all(f"trainer search {name} " in docs for name in sections)
+    assert sections and all(f"scorekit search {name} " in docs for name in sections)
