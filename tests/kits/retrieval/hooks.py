@@ -13,6 +13,8 @@ from scorekit.retrieval.wire import TextBox
 #: Names a file with the number of pages that a process may read.
 MOST = "SCOREKIT_TEST_PAGES"
 _read = [0]
+#: The parent at the first page: it may have been killed before a later one.
+_parents: list[int] = []
 
 
 def read(image: Any) -> list[TextBox]:
@@ -36,9 +38,9 @@ def read_blocking(image: Any) -> list[TextBox]:
 
     The next call waits until its reader is orphaned.
     """
-    parent = os.getppid()
+    _parents.append(os.getppid())
     while _read[0] >= int(Path(os.environ[MOST]).read_text()):
-        if os.getppid() != parent:
+        if os.getppid() != _parents[0]:
             os._exit(0)
         time.sleep(0.01)
     _read[0] += 1
