@@ -183,7 +183,11 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", 'src_text,src_lang\n"x,y\n', "a.csv, line 2: unexpected end of data"),
+        (
+            "a.csv",
+            'src_text,src_lang\n"x,y\n',
+            "a.csv, line 2: a quote opens a cell in this row, and none closes it",
+        ),
         ("a.csv", "src_text,src_lang\nx,en,ko\n", "a.csv, line 2: 3 columns, the header has 2"),
         ("a.csv", "a,a\nx,y\n", "a.csv, line 1: the header has 2 columns 'a'. Rename"),
         (
