@@ -397,3 +397,7 @@ class Info(WireAnswer):
     device_memory_bytes: int | None = Field(
         description="Memory that the model holds on its device now; null on a CPU."
     )
+
+    def higher_is_better_in(self, task: str | None) -> bool:
+        """Return whether a higher score is better. task: of a judge."""
+        return (self.tasks or {}).get(task or "", self).higher_is_better

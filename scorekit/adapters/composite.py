@@ -57,7 +57,7 @@ def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinit
         "reference": settings.ref_key is not None,
         "options": options_for(info, settings),
     }
-    if not (info.tasks or {}).get(settings.task or "", info).higher_is_better:
+    if not info.higher_is_better_in(settings.task):
         component |= {"offset": settings.offset, "scale": -1.0}
     return load_definition(
         {

@@ -103,9 +103,8 @@ def check_request(key: str, request: ServiceRequest, info: Info) -> None:
 def check_direction(key: str, config: ComponentConfig, info: Info) -> None:
     """Raise UserError if the reward would rise where the service's score gets worse."""
     factor = config.weight * config.scale
-    task = (info.tasks or {}).get(config.task or "")
     if config.field == "score":
-        is_higher_better = (task or info).higher_is_better
+        is_higher_better = info.higher_is_better_in(config.task)
     elif config.field == "pass":
         is_higher_better = True
     elif config.field in LIST_FIELDS and not config.severity_weights:

@@ -63,7 +63,7 @@ _SEPARATORS = (",", ";", "\t")
 #: A first line by which Excel is told the separator. It is no row.
 _SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([,;\t|])"?\r?\n')
 #: Longest cell of a CSV; the csv module's own limit is 131,072 characters.
-MOST_CHARACTERS = 2**30
+_MOST_CHARACTERS = 2**30
 
 log = logging.getLogger(__name__)
 
@@ -430,7 +430,7 @@ def _unquoted_records(file: BinaryIO) -> Iterator[tuple[int, list[str], str]]:
 
 
 def _csv_reader(file: BinaryIO, separator: str, *, strict: bool) -> tuple[io.TextIOWrapper, Any]:
-    csv.field_size_limit(MOST_CHARACTERS)
+    csv.field_size_limit(_MOST_CHARACTERS)
     # The decoder reads ahead, so an invalid byte is reported only in its row.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     return text, csv.reader(text, delimiter=separator, strict=strict)

@@ -43,7 +43,7 @@ class ServedMetric:
     @property
     def higher_is_better(self) -> bool:
         """Return the direction of its scores."""
-        return higher_is_better(self.info, self.source.task)
+        return self.info.higher_is_better_in(self.source.task)
 
 
 def parse_metric(text: str, *, files: bool = True) -> MetricSource:
@@ -67,11 +67,6 @@ def parse_metric(text: str, *, files: bool = True) -> MetricSource:
     if len(name.encode()) > _MAX_NAME_BYTES:
         raise UserError(f"--metric {name[:20]}...: a name is part of a file's name: shorten it")
     return MetricSource(name, target.strip(), task or None)
-
-
-def higher_is_better(info: Info, task: str | None) -> bool:
-    """Return whether a higher score is better. task: of a judge."""
-    return (info.tasks or {}).get(task or "", info).higher_is_better
 
 
 @asynccontextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import math
 import sys
 from collections import Counter, deque
@@ -26,10 +25,16 @@ from pydantic_core import from_json
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.deduplication import failure
+from scorekit.client.files.description import (
+    check_description,
+    described_format,
+    read_description,
+    write_description,
+)
 from scorekit.client.files.early_results import EarlyResults
 from scorekit.client.replicas import check_agreement
 from scorekit.errors import RequestError, UserError, is_transient
-from scorekit.files import replace_file, write_atomic
+from scorekit.files import replace_file
 from scorekit.net.tasks import cancel_all
 from scorekit.report.progress import Bar, progress_bar
 from scorekit.rows.samples import Contents, JudgeColumns, Line, SampleFile
@@ -39,8 +44,6 @@ from scorekit.schemas import Info, JudgeScored, Priority, Result
 _OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
 #: A batch may have so many times its size of lines that have their result already.
 _MAX_ITEMS_FACTOR = 16
-#: Format in OUT.meta.json: older versions read a TSV as unquoted.
-_READ_AS = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
 #: Fields of a result that depend on earlier requests, not on the sample.
 _EXCLUDED_FIELDS = {"id", "cached"}
 #: Fields that are left out if they are null, because many services lack them.
@@ -143,7 +146,7 @@ class ScoreJob:
         }
         return {name: value for name, value in special.items() if value is not None} | {
             "input": contents.digest,
-            "format": _READ_AS.get(self.samples.file.format, self.samples.file.format),
+            "format": described_format(self.samples.file.format),
             "fields": asdict(self.samples.fields),
             "options": self.options,
             "model": info.model_dump(include={"service", "model", "revision", "dtype"}),
@@ -290,32 +293,6 @@ def check_output(out: Path, sources: Sequence[Path]) -> None:
         raise UserError(f"{out}: results are JSON lines. Name it .jsonl")
     if any(out.exists() and path.exists() and out.samefile(path) for path in sources):
         raise UserError(f"{out}: the input cannot be the output")
-
-
-def read_description(out: Path) -> dict[str, Any] | None:
-    """Return what an output was made from (OUT.meta.json), or None if it is not known."""
-    try:
-        return dict(json.loads(_with_suffix(out, "meta.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return None
-
-
-def write_description(out: Path, description: Mapping[str, Any]) -> None:
-    """Write OUT.meta.json."""
-    content = json.dumps(description, indent=1, ensure_ascii=False)
-    write_atomic(_with_suffix(out, "meta.json"), content, alone=True)
-
-
-def check_description(out: Path, description: Mapping[str, Any], remedy: str) -> None:
-    """Raise UserError with the remedy if an output was made from something else."""
-    earlier = read_description(out)
-    if earlier is None:
-        name = _with_suffix(out, "meta.json").name
-        raise UserError(f"{out} exists, but {name} does not say what it was made from: {remedy}")
-    names = dict.fromkeys((*description, *earlier))
-    changed = [name for name in names if earlier.get(name) != description.get(name)]
-    if changed:
-        raise UserError(f"{out} was made from something else ({', '.join(changed)}): {remedy}")
 
 
 def _start_output(out: BinaryIO, path: Path, description: dict[str, Any]) -> None:

@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from scorekit.documents import read_json
+from scorekit.client.files.description import format_of, read_description
 from scorekit.errors import UserError
 from scorekit.report.worst import ScoredRow
-from scorekit.rows.read import Format, Row, RowFile
+from scorekit.rows.read import Row, RowFile
 from scorekit.rows.samples import JudgeColumns, SampleFile, TranslationColumns
 from scorekit.schemas import ErrorSpan, Failed, UnplacedError
 
@@ -26,8 +26,6 @@ Direction = Literal["higher", "lower"]
 #: service and no direction.
 _LOWER_IS_BETTER = {"metricx", "mqm"}
 _HIGHER_IS_BETTER = {"xcomet", "judge"}
-#: Formats in OUT.meta.json that older versions called by another name.
-_FORMATS = {"tsv, quoted": "tsv", "tsv": "tsv-unquoted"}
 #: Fields that an output may have of its input, in the order in which they are shown.
 _TEXTS = ("src", "ref", "mt")
 _SPANS: dict[str, type[BaseModel]] = {
@@ -134,7 +132,7 @@ class ScoredFile:
         columns = JudgeColumns if "task" in fields else TranslationColumns
         samples = SampleFile(
             source,
-            cast(Format, _FORMATS.get(name, name)),
+            format_of(name),
             columns(**fields),
             encoding=described.get("encoding"),
             bad_rows="skip",
@@ -220,7 +218,7 @@ def _description(path: Path) -> dict[str, Any] | None:
     meta = path.with_name(f"{path.name}.meta.json")
     if not meta.exists():
         return None
-    content = read_json(meta)
-    if not isinstance(content, dict) or not {"input", "fields"} <= content.keys():
+    content = read_description(path)
+    if content is None or not {"input", "fields"} <= content.keys():
         raise UserError(f"{meta}: does not describe an output of `scorekit score`")
     return content

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from scorekit.client.files.metrics import ServedMetric
-from scorekit.client.files.score_file import (
-    ScoreJob,
-    ScoreRun,
+from scorekit.client.files.description import (
     check_description,
-    open_locked,
     read_description,
     write_description,
 )
+from scorekit.client.files.metrics import ServedMetric
+from scorekit.client.files.score_file import ScoreJob, ScoreRun, open_locked
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer
 from scorekit.net.tasks import gather_or_cancel

@@ -10,7 +10,6 @@ from typing import Any
 import typer
 from pydantic_core import from_json
 
-from scorekit.client.files.metrics import higher_is_better
 from scorekit.client.files.score_file import ResultCounts, ScoreJob, ScoreRun, first_info
 from scorekit.errors import UserError
 from scorekit.report.worst import ScoredRow, WorstRows, print_worst
@@ -92,7 +91,7 @@ def _print_summary(
         table.add_row("blank rows, skipped", f"{contents.blank:,}")
     if contents.empty:
         table.add_row("empty translations", f"{contents.empty:,}")
-    direction = "higher" if higher_is_better(info, task) else "lower"
+    direction = "higher" if info.higher_is_better_in(task) else "lower"
     table.add_row(f"mean score ({direction} is better)", f"{tally.mean:.4f}" if tally.ok else "-")
     table.add_row("this run", f"{num_scored:,} samples, {num_scored / seconds:,.0f}/s")
     Console(stderr=to_stderr).print(table)
@@ -101,7 +100,7 @@ def _print_summary(
 def _print_worst(job: ScoreJob, info: Info, task: str | None, count: int) -> None:
     from rich.console import Console
 
-    worst = WorstRows(count, info.service, higher_is_better=higher_is_better(info, task))
+    worst = WorstRows(count, info.service, higher_is_better=info.higher_is_better_in(task))
     for row in _scored_rows(job, info.service):
         worst.add(row)
     print_worst(Console(), worst)
