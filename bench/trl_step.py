@@ -1,10 +1,11 @@
 """Compare the cost of an update with TRL's GRPOTrainer: same policy, prompts and machine.
 
-The demo policy in float32 is sampled by transformers' generate() with all sequences in one batch.
-No completion may end early (both sides pass min_new_tokens to generate()). The reward takes no
-time. There is no KL, no entropy bonus, and the old log-probabilities are not computed again. So an
-update is one generation, one forward and one backward pass over every sequence, and one optimizer
-step. Each run is a separate process; its first steps are a warm-up and do not count.
+The demo policy in float32 samples all sequences in one batch: TRL by transformers' generate(), the
+trainer by its own continuous batch. No completion may end early (TRL passes min_new_tokens to
+generate(), our sampler never chooses a stop id). The reward takes no time. There is no KL, no
+entropy bonus, and the old log-probabilities are not computed again. So an update is one
+generation, one forward and one backward pass over every sequence, and one optimizer step. Each run
+is a separate process; its first steps are a warm-up and do not count.
 
     python -m bench.trl_step [--quick]
 """
@@ -175,7 +176,8 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     with start_run(cfg, read_reports, workload_of(cfg)) as start:
         trainer = open_trainer(start, RewardClient(cfg.reward), examples, {})
-        _full_length(trainer.learner.model, sizes.tokens)
+        sampler: Any = trainer.sampler
+        sampler.banned_token_ids.extend(sampler.stops)  # no completion ends early
         ends.append(time.perf_counter())
         for update in range(1, cfg.rl.num_updates + 1):
             line = trainer.step(update)

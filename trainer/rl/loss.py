@@ -9,9 +9,11 @@ processes, give the value and the gradient of the full batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from trainer.rl.algorithms.algorithm import Algorithm, LossWeights, TokenBatch
 from trainer.rl.ratios import (
@@ -36,17 +38,45 @@ def token_logprobs(
     that was sampled from: one for all tokens, or [B, T]. Computed in float32. Returns two [B, T]
     (None without entropy); any leading shape may replace [B, T].
     """
-    scaled_BTV = logits_BTV.float()
-    if isinstance(temperature, Tensor):
-        temperature = temperature.to(scaled_BTV)[..., None]
-    scaled_BTV = scaled_BTV / temperature
+    if not isinstance(temperature, Tensor):
+        temperature = torch.tensor(temperature, dtype=torch.float64)
+    logits_BTV = logits_BTV.float()
+    temperature = temperature.to(logits_BTV)
+    if not with_entropy:
+        logprobs_BT: Tensor = _TokenLogprobs.apply(logits_BTV, ids_BT, temperature)
+        return logprobs_BT, None
+    scaled_BTV = logits_BTV / temperature[..., None]
     log_norm_BT = scaled_BTV.logsumexp(-1)
     logprobs_BT = scaled_BTV.gather(-1, ids_BT[..., None]).squeeze(-1) - log_norm_BT
-    if not with_entropy:
-        return logprobs_BT, None
     # H = log Z - E[logit]
     probs_BTV = (scaled_BTV - log_norm_BT[..., None]).exp()
     return logprobs_BT, log_norm_BT - (probs_BTV * scaled_BTV).sum(-1)
+
+
+class _TokenLogprobs(torch.autograd.Function):  # type: ignore[misc]
+    """Log-probabilities of ids, with one tensor as large as the logits in place of seven.
+
+    With x = logits / temperature and p = softmax(x): log p_i = x_i - log sum exp x, and its
+    gradient by the logits is (1{j = i} - p_j) / temperature.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_BTV: Tensor, ids_BT: Tensor, temperature: Tensor) -> Tensor:
+        ids_BT1, temperature = ids_BT[..., None], temperature[..., None]
+        largest_BT1 = logits_BTV.amax(-1, keepdim=True)
+        exponentials_BTV = (logits_BTV - largest_BT1).div_(temperature).exp_()
+        sums_BT1 = exponentials_BTV.sum(-1, keepdim=True)
+        ctx.save_for_backward(exponentials_BTV, sums_BT1, ids_BT1, temperature)
+        chosen_BT1 = (logits_BTV.gather(-1, ids_BT1) - largest_BT1) / temperature
+        return (chosen_BT1 - sums_BT1.log()).squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        exponentials_BTV, sums_BT1, ids_BT1, temperature = ctx.saved_tensors
+        scaled_BT1 = gradients[0][..., None] / temperature
+        gradients_BTV = exponentials_BTV * (-scaled_BT1 / sums_BT1)
+        return gradients_BTV.scatter_add_(-1, ids_BT1, scaled_BT1), None, None
 
 
 def token_normalizer(valid_tokens: Sequence[int]) -> float:

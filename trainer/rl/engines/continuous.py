@@ -7,7 +7,8 @@ Shapes: R rows, P tokens of the longest prompt, C columns of the cache, V vocabu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -19,7 +20,7 @@ from trainer.rl.engines.prompt_queue import PromptQueue, QueuedPrompt
 from trainer.rl.engines.row_cache import RowCache, cache_parameter
 from trainer.rl.engines.token_chooser import TokenChooser, TokenStream
 from trainer.rl.forward import image_inputs, micro_batches
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 #: Padded tokens of the prompts that are read in one pass.
 PREFILL_TOKENS = 2**14
@@ -101,6 +102,26 @@ class ContinuousQueue(PromptQueue):
         #: The part of a model with 3-D positions that notes how images shift them.
         self._shifting: Any = next((m for m in model.modules() if hasattr(m, "rope_deltas")), None)
 
+    @torch.no_grad()
+    def complete_all(
+        self, prompts: Sequence[SeededPrompt], with_logprobs: bool
+    ) -> Iterator[tuple[int, SampledCompletion]]:
+        """Yield (index of a prompt, its completion), each when it is ready, without an event loop.
+
+        Rows are admitted in the order of the prompts.
+        """
+        futures = [Future[SampledCompletion]() for _ in prompts]
+        pairs = zip(prompts, futures, strict=True)
+        self.waiting.extend(QueuedPrompt(prompt, with_logprobs, f) for prompt, f in pairs)
+        unfinished = set(range(len(prompts)))
+        while unfinished:
+            self.step()
+            ready = sorted(index for index in unfinished if futures[index].done())
+            unfinished.difference_update(ready)
+            for index in ready:
+                yield index, futures[index].result()
+        self.clear()
+
     def running(self) -> list[QueuedPrompt]:
         """Return the prompts of rows that are not finished."""
         return [row.queued for row in self._rows if row.is_running]
@@ -117,18 +138,24 @@ class ContinuousQueue(PromptQueue):
             self._decode()
 
     def _admit(self) -> None:
-        """Read waiting prompts, as many as there are free rows."""
-        count = min(self._batch_size - len(self.running()), len(self.waiting))
-        if count == 0:
+        """Read waiting prompts, as many as there are free rows.
+
+        Where more wait than there is room for, they wait for an eighth of the rows: each admission
+        copies the cache.
+        """
+        num_free = self._batch_size - len(self.running())
+        if not self.waiting or (num_free < len(self.waiting) and num_free * 8 < self._batch_size):
             return
+        count = min(num_free, len(self.waiting))
         self._remove_finished(at_once=True)
         rows = [CompletionRow(self.waiting.popleft()) for _ in range(count)]
         merged = self._rows
         self._rows = merged + rows  # so that an error reaches all of them
-        lengths = [len(row.queued.prompt.ids) for row in rows]
+        groups = _by_prompt(rows)
+        lengths = [len(group[0].queued.prompt.ids) for group in groups]
         for indices in micro_batches(lengths, PREFILL_TOKENS):
-            batch = [rows[i] for i in indices]
-            cache = self._prefill(batch)
+            batch = [row for i in indices for row in groups[i]]
+            cache = self._prefill([groups[i] for i in indices])
             running = [i for i, row in enumerate(batch) if row.is_running]
             if not running:
                 continue
@@ -141,9 +168,9 @@ class ContinuousQueue(PromptQueue):
                 self._cache.append(cache)
         self._rows = merged
 
-    def _prefill(self, rows: Sequence[CompletionRow]) -> RowCache:
-        """Read the prompts of rows, and add the first token to each."""
-        prompts = [row.queued.prompt for row in rows]
+    def _prefill(self, groups: Sequence[Sequence[CompletionRow]]) -> RowCache:
+        """Read a prompt for each group of rows, and add the first token to each row."""
+        prompts = [group[0].queued.prompt for group in groups]
         ids, attended = left_padded([prompt.ids for prompt in prompts], self._pad_id)
         images = image_inputs(self._model, ids, attended, [prompt.images for prompt in prompts])
         device = self._model.device
@@ -157,10 +184,15 @@ class ContinuousQueue(PromptQueue):
         cache = RowCache(self._model.config)
         logits = self._forward(ids.to(device), cache, inputs)
         if is_shifted:
-            for row, offset in zip(
-                rows, self._shifting.rope_deltas.flatten().tolist(), strict=True
-            ):
-                row.position_offset = int(offset)
+            offsets = self._shifting.rope_deltas.flatten().tolist()
+            for group, offset in zip(groups, offsets, strict=True):
+                for row in group:
+                    row.position_offset = int(offset)
+        rows = [row for group in groups for row in group]
+        if len(rows) > len(groups):
+            copies = [i for i, group in enumerate(groups) for _ in group]
+            cache.keep_rows(copies)
+            logits = logits[copies]
         self._add_tokens(rows, logits)
         return cache
 
@@ -213,6 +245,16 @@ class ContinuousQueue(PromptQueue):
         ):
             self._cache.keep_rows(running)
             self._rows = [self._rows[i] for i in running]
+
+
+def _by_prompt(rows: Sequence[CompletionRow]) -> list[list[CompletionRow]]:
+    """Return the rows, grouped by equal ids and the same images: each prompt is read once."""
+    groups: dict[tuple[Any, ...], list[CompletionRow]] = {}
+    for row in rows:
+        prompt = row.queued.prompt
+        key = (tuple(prompt.ids), tuple(map(id, prompt.images)))
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Sampling in this process: fixed batches by transformers' `generate()`, or continuous ones.
+"""Sampling in this process: continuous batches, or fixed ones by transformers' `generate()`.
 
 Shapes: B sequences, P tokens of the longest prompt, T of the longest completion, V vocabulary.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.continuous import ContinuousQueue, left_padded
@@ -61,31 +62,42 @@ class GenerateSampler:
     ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         """Yield completions as `Sampler.sample` says.
 
-        Prompts are batched by length, short ones first. A process with fewer batches than another
-        samples completions that are not used.
+        They run as `complete` says, or in the fixed batches of `complete_batch` where the model's
+        cache cannot be merged, or processes share its weights. Short prompts are first.
         """
-        if seed is not None:
-            torch.manual_seed(seed)
-        samples_per_prompt = gen_cfg.num_samples_per_prompt
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
+        num_samples = gen_cfg.num_samples_per_prompt
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        copies = [i for i in order for _ in range(samples_per_prompt)]
-        batches = -(-len(copies) // gen_cfg.batch_size)
-        idle_batches = 0 if self.world is None else self.world.max_passes(batches) - batches
-        completions_by_prompt: dict[int, list[SampledCompletion]] = {}
-        for first in range(0, len(copies), gen_cfg.batch_size):
-            batch = copies[first : first + gen_cfg.batch_size]
-            sampled = self._generate(
-                [prompts[i] for i in batch],
-                [images[i] if images else () for i in batch],
-                gen_cfg,
-                with_logprobs,
+        copies = [
+            SeededPrompt(
+                prompts[i],
+                images[i] if images else (),
+                gen_cfg.temperature,
+                gen_cfg.max_new_tokens,
+                stream_seed("prompt", seed, i) + copy,
             )
-            for i, completion in zip(batch, sampled, strict=True):
-                completions_by_prompt.setdefault(i, []).append(completion)
-                if len(completions_by_prompt[i]) == samples_per_prompt:
-                    yield i, completions_by_prompt.pop(i)
-        for _ in range(idle_batches):
-            self._generate([self.stops[:1]], [()], gen_cfg, with_logprobs)
+            for i in order
+            for copy in range(num_samples)
+        ]
+        samples_by_prompt: dict[int, dict[int, SampledCompletion]] = {}
+        for index, completion in self._complete_all(copies, gen_cfg, with_logprobs):
+            i, copy = order[index // num_samples], index % num_samples
+            samples = samples_by_prompt.setdefault(i, {})
+            samples[copy] = completion
+            if len(samples) == num_samples:
+                yield i, [samples[copy] for copy in range(num_samples)]
+                del samples_by_prompt[i]
+
+    def _complete_all(
+        self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, with_logprobs: bool
+    ) -> Iterator[tuple[int, SampledCompletion]]:
+        """Yield (index of a prompt, its completion), each when it is ready."""
+        model = unwrap_peft(self.model)
+        if self.world is not None or not has_mergeable_cache(model):
+            return self._in_fixed_batches(prompts, gen_cfg, with_logprobs)
+        _check_temperatures([prompt.temperature for prompt in prompts], with_logprobs)
+        return self._continuous_queue(model, gen_cfg).complete_all(prompts, with_logprobs)
 
     async def complete(
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
@@ -107,14 +119,7 @@ class GenerateSampler:
         """Return the queue of prompts with these settings."""
         model = unwrap_peft(self.model)
         if has_mergeable_cache(model):
-            return ContinuousQueue(
-                model,
-                TokenChooser(gen_cfg.top_p, gen_cfg.top_k, self.banned_token_ids),
-                gen_cfg.batch_size,
-                stops=self.stops,
-                pad_id=self.pad_id,
-                weight_version=lambda: self.weight_version,
-            )
+            return self._continuous_queue(model, gen_cfg)
         return BatchQueue(
             lambda prompts, with_logprobs: self.complete_batch(
                 prompts, gen_cfg, with_logprobs=with_logprobs
@@ -122,16 +127,33 @@ class GenerateSampler:
             gen_cfg.batch_size,
         )
 
-    @torch.no_grad()
+    def _continuous_queue(self, model: nn.Module, gen_cfg: SamplingConfig) -> ContinuousQueue:
+        return ContinuousQueue(
+            model,
+            TokenChooser(gen_cfg.top_p, gen_cfg.top_k, self.banned_token_ids),
+            gen_cfg.batch_size,
+            stops=self.stops,
+            pad_id=self.pad_id,
+            weight_version=lambda: self.weight_version,
+        )
+
     def complete_batch(
         self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> list[SampledCompletion]:
         """Return the completion of each prompt, sampled in fixed batches.
 
-        The same prompts in the same order give the same bits. Batches are those of `sample`: by
-        length, with unused ones where another process has more.
+        The same prompts in the same order give the same bits. Batches are by length, short prompts
+        first. A process with fewer batches than another samples ones that are not used.
         gen_cfg: as of `Sampler.complete`.
         """
+        completions = dict(self._in_fixed_batches(prompts, gen_cfg, with_logprobs))
+        return [completions[i] for i in range(len(prompts))]
+
+    @torch.no_grad()
+    def _in_fixed_batches(
+        self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, with_logprobs: bool
+    ) -> Iterator[tuple[int, SampledCompletion]]:
+        """Yield (index of a prompt, its completion), batch by batch."""
         _check_temperatures([prompt.temperature for prompt in prompts], with_logprobs)
         chooser = TokenChooser(gen_cfg.top_p, gen_cfg.top_k, self.banned_token_ids)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
@@ -141,26 +163,42 @@ class GenerateSampler:
         ]
         # Before the first pass: a process without batches would meet the others within theirs
         num_passes = len(batches) if self.world is None else self.world.max_passes(len(batches))
-        completions: dict[int, SampledCompletion] = {}
         for batch in batches:
             sampled = self._complete_rows([prompts[i] for i in batch], chooser, with_logprobs)
-            completions.update(zip(batch, sampled, strict=True))
+            yield from zip(batch, sampled, strict=True)
         for _ in range(num_passes - len(batches)):
             self._complete_rows([SeededPrompt(self.stops[:1], (), 0.0, 1, 0)], chooser, False)
-        return [completions[i] for i in range(len(prompts))]
 
     def _complete_rows(
         self, prompts: Sequence[SeededPrompt], chooser: TokenChooser, with_logprobs: bool
     ) -> list[SampledCompletion]:
-        """Sample one batch of prompts with random streams."""
+        """Sample one batch of prompts by the model's `generate`."""
+        from transformers import GenerationConfig as HFGenerationConfig
+        from transformers import LogitsProcessorList
+
         processor = SeededChoice(prompts, chooser, self.stops[0])
-        max_new_tokens = max(prompt.max_new_tokens for prompt in prompts)
-        self._run(
-            [prompt.ids for prompt in prompts],
-            [prompt.images for prompt in prompts],
-            {"do_sample": False, "max_new_tokens": max_new_tokens},
-            processor,
+        config = HFGenerationConfig(
+            do_sample=False,
+            max_new_tokens=max(prompt.max_new_tokens for prompt in prompts),
+            eos_token_id=self.stops,
+            pad_token_id=self.pad_id,
+            use_cache=True,
         )
+        model = unwrap_peft(self.model)  # peft's generate leaves our settings in it
+        device = next(model.parameters()).device
+        ids, attended = left_padded([prompt.ids for prompt in prompts], self.pad_id)
+        inputs = {"attention_mask": attended.long().to(device)}
+        inputs |= image_inputs(model, ids, attended, [prompt.images for prompt in prompts])
+        if has_mergeable_cache(model):
+            inputs[str(cache_parameter(model))] = RowCache(model.config).cache
+        with _with_generation_config(model, config):
+            model.generate(
+                input_ids=ids.to(device),
+                **inputs,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([processor]),
+                synced_gpus=self.world is not None,
+            )
         return [
             self._with_versions(completion)
             for completion in processor.completions(self.stops, with_logprobs)
@@ -180,115 +218,6 @@ class GenerateSampler:
 
     def close(self) -> None:
         """Do nothing."""
-
-    def _generate(
-        self,
-        prompts: list[Sequence[int]],
-        images: list[Sequence[Image]],
-        gen_cfg: SamplingConfig,
-        with_logprobs: bool,
-    ) -> list[SampledCompletion]:
-        """Sample one batch: ids up to the first stop id, and their log-probabilities."""
-        _check_temperatures([gen_cfg.temperature], with_logprobs)
-        recorder = LogprobRecorder(gen_cfg) if with_logprobs else None
-        sampling: dict[str, Any] = {
-            "max_new_tokens": gen_cfg.max_new_tokens,
-            "suppress_tokens": self.banned_token_ids or None,
-            "do_sample": gen_cfg.temperature > 0,
-        }
-        if recorder is not None:  # the recorder applies these settings itself
-            sampling |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-        elif sampling["do_sample"]:
-            sampling |= gen_cfg.model_dump(include={"temperature", "top_p", "top_k"})
-        output = self._run(prompts, images, sampling, recorder)
-        width = max(map(len, prompts))
-        completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
-        if recorder is None:
-            rows: list[Any] = [None] * len(completions)
-        else:
-            logprobs = recorder.logprobs(output).tolist()
-            rows = [row[: len(c)] for c, row in zip(completions, logprobs, strict=True)]
-        return [
-            self._with_versions(SampledCompletion(ids, row))
-            for ids, row in zip(completions, rows, strict=True)
-        ]
-
-    def _run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        images: Sequence[Sequence[Image]],
-        settings: dict[str, Any],
-        processor: Any | None,
-    ) -> Tensor:
-        """Return what `generate` makes of one batch [B, P + T].
-
-        settings: of its generation config.
-        processor: the logits processor, if any.
-        """
-        from transformers import GenerationConfig as HFGenerationConfig
-        from transformers import LogitsProcessorList
-
-        config = HFGenerationConfig(
-            eos_token_id=self.stops, pad_token_id=self.pad_id, use_cache=True, **settings
-        )
-        model = unwrap_peft(self.model)  # peft's generate leaves our settings in it
-        device = next(model.parameters()).device
-        ids, attended = left_padded(prompts, self.pad_id)
-        inputs = {"attention_mask": attended.long().to(device)}
-        inputs |= image_inputs(model, ids, attended, images)
-        if has_mergeable_cache(model):
-            inputs[str(cache_parameter(model))] = RowCache(model.config).cache
-        with _with_generation_config(model, config):
-            output: Tensor = model.generate(
-                input_ids=ids.to(device),
-                **inputs,
-                generation_config=config,
-                logits_processor=LogitsProcessorList([processor] if processor else []),
-                synced_gpus=self.world is not None,
-            )
-        return output
-
-
-class LogprobRecorder:
-    """A logits processor that applies temperature, top_k and top_p, and records log-probabilities.
-
-    They are of the sampled tokens in that distribution. It keeps one step's [B, V] at a time.
-    """
-
-    def __init__(self, gen_cfg: SamplingConfig) -> None:
-        from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-        self.temperature = gen_cfg.temperature
-        self._cuts: list[Any] = []
-        if gen_cfg.top_k > 0:
-            self._cuts.append(TopKLogitsWarper(gen_cfg.top_k))
-        if gen_cfg.top_p < 1:
-            self._cuts.append(TopPLogitsWarper(gen_cfg.top_p))
-        self._chosen: list[Tensor] = []  # [B] each
-        self._last: Tensor | None = None  # [B, V]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the logits [B, V] to sample from.
-
-        input_ids: [B, P + t].
-        scores: logits [B, V] of the next token.
-        """
-        self._note(input_ids[:, -1])
-        scaled = scores.float() / self.temperature
-        for cut in self._cuts:
-            scaled = cut(input_ids, scaled)
-        self._last = scaled.log_softmax(-1)
-        return scaled
-
-    def _note(self, sampled_ids: Tensor) -> None:
-        if self._last is not None:
-            self._chosen.append(self._last.gather(-1, sampled_ids[:, None]).squeeze(-1))
-
-    def logprobs(self, output: Tensor) -> Tensor:
-        """Return log-probabilities [B, T] for the output [B, P + T] of `generate`."""
-        self._note(output[:, -1])
-        self._last = None
-        return torch.stack(self._chosen, dim=-1)
 
 
 class SeededChoice:

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ class QueuedPrompt:
 
     prompt: SeededPrompt
     with_logprobs: bool
-    future: asyncio.Future[SampledCompletion]
+    future: asyncio.Future[SampledCompletion] | Future[SampledCompletion]
 
 
 class PromptQueue(ABC):
@@ -51,11 +52,11 @@ class PromptQueue(ABC):
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._move_to(loop)
-        queued = QueuedPrompt(prompt, with_logprobs, loop.create_future())
-        self.waiting.append(queued)
+        future = loop.create_future()
+        self.waiting.append(QueuedPrompt(prompt, with_logprobs, future))
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._run())
-        return await queued.future
+        return await future
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         """Serve another loop from now on: prompts of a closed one are lost."""

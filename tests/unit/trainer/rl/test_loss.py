@@ -36,6 +36,38 @@ def test_token_logprobs_are_of_the_tempered_distribution() -> None:
     torch.testing.assert_close(entropy, -(table.exp() * table).sum(-1), atol=CLOSE, rtol=0)
 
 
+@pytest.mark.parametrize("temperature", [0.5, torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 0.3]])])
+@float64()
+def test_the_gradient_of_log_probabilities_is_that_of_a_log_softmax(
+    temperature: float | Tensor,
+) -> None:
+    logits = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0)).double() * 5
+    logits[0, 0] = torch.tensor([1e4, -1e9, 0, 0, 0, 0, 0])  # one certain id, one barred
+    ids = torch.tensor([[0, 1, 2], [4, 3, 3]])
+    factors = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]], dtype=torch.float64)
+    gradients = []
+    for is_ours in (True, False):
+        leaf = logits.clone().requires_grad_()
+        if is_ours:
+            logprobs, _ = token_logprobs(leaf, ids, temperature)
+        else:
+            divisor = temperature[..., None] if isinstance(temperature, Tensor) else temperature
+            table = torch.log_softmax(leaf / divisor, -1)
+            logprobs = table.gather(-1, ids[..., None]).squeeze(-1)
+        (logprobs * factors).sum().backward()
+        assert leaf.grad is not None and torch.equal(leaf, logits)
+        gradients.append((logprobs.detach(), leaf.grad))
+    for value, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(value, reference, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_give_no_log_probability(bad: float) -> None:
+    logits = torch.tensor([[0.0, bad], [0.0, 1.0]])
+    logprobs, _ = token_logprobs(logits, torch.tensor([0, 0]), 1.0)
+    assert not logprobs[0].isfinite() and logprobs[1].isfinite()
+
+
 @float64()
 def test_the_gradient_of_the_entropy_in_closed_form() -> None:
     """Compare with dH / dz = -p (log p + H) / t for softmax(z / t)."""

@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from scorekit.seeds import stream_seed
 from tests.kits.float64 import float64
-from tests.kits.trainer.images import NEVER, PAD
+from tests.kits.trainer.images import NEVER, PAD, noise_patches
 from tests.kits.trainer.seeded_prompts import (
     IMAGE_KINDS,
     SLIDING_WINDOW,
@@ -146,6 +147,81 @@ def test_greedy_completions_are_those_of_generate(kind: str) -> None:
     assert asyncio.run(completions)[2:] == expected[2:]
     with pytest.raises(ValueError, match="greedy"):
         asyncio.run(complete_all(sampler, prompts, cfg))
+
+
+@KINDS
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+@float64()
+def test_samples_of_a_prompt_have_seeds_that_count_up(kind: str, batch_size: int) -> None:
+    sampler, prompts = seeded_sampler(kind), seeded_prompts(kind)
+    cfg = SamplingConfig(
+        temperature=0.7, max_new_tokens=12, batch_size=batch_size, num_samples_per_prompt=3
+    )
+    numbered = [
+        replace(p, temperature=0.7, max_new_tokens=12, seed=stream_seed("prompt", 5, i) + copy)
+        for i, p in enumerate(prompts)
+        for copy in range(3)
+    ]
+    expected = sampler.complete_batch(numbered, SamplingConfig(batch_size=4), with_logprobs=True)
+    images = [prompt.images for prompt in prompts]
+    texts = [prompt.ids for prompt in prompts]
+    sampled = dict(sampler.sample(texts, cfg, images=images, seed=5))
+    completions = [completion for i in range(len(prompts)) for completion in sampled[i]]
+    assert ids(completions) == ids(expected)
+    assert values(completions) == pytest.approx(values(expected), rel=0, abs=CLOSE)
+
+
+def test_the_random_state_seeds_samples_without_a_seed() -> None:
+    sampler, cfg = seeded_sampler("qwen3"), SamplingConfig(max_new_tokens=9)
+    torch.manual_seed(4)
+    first, second = (dict(sampler.sample([[5, 6]], cfg)) for _ in range(2))
+    assert first != second
+    torch.manual_seed(4)
+    assert dict(sampler.sample([[5, 6]], cfg)) == first
+
+
+def test_equal_prompts_are_read_once_and_wait_until_several_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each admission copies the cache of all rows."""
+    sampler, cfg = seeded_sampler("qwen3"), SamplingConfig(batch_size=32, num_samples_per_prompt=8)
+    admissions: list[list[int]] = []
+    prefill = ContinuousQueue._prefill
+
+    def noted(queue: ContinuousQueue, groups: Any) -> RowCache:
+        admissions.append([len(group) for group in groups])
+        assert len({tuple(group[0].queued.prompt.ids) for group in groups}) == len(groups)
+        return prefill(queue, groups)
+
+    monkeypatch.setattr(ContinuousQueue, "_prefill", noted)
+    sampled = dict(sampler.sample([[7, 8, 9 + i] for i in range(20)], cfg, seed=1))
+    assert [len(sampled[i]) for i in range(20)] == [8] * 20
+    assert admissions[0] == [8] * 4 and sum(map(sum, admissions)) == 160
+    assert min(sum(groups) for groups in admissions) == 32 / 8
+
+
+@float64()
+def test_equal_ids_with_other_images_are_two_prompts() -> None:
+    sampler = seeded_sampler("qwen2_5_vl")
+    images = [noise_patches(2, 4, seed=seed) for seed in (1, 2)]
+    assert images[0].ids == images[1].ids
+    cfg = SamplingConfig(max_new_tokens=8, num_samples_per_prompt=2)
+    texts = [[5, *images[0].ids, 6]] * 2
+    sampled = dict(sampler.sample(texts, cfg, images=[[image] for image in images], seed=1))
+    for i, image in enumerate(images):
+        seed = stream_seed("prompt", 1, i)
+        (alone,) = sampler.complete_batch(
+            [SeededPrompt(texts[i], [image], 1.0, 8, seed)], cfg, with_logprobs=True
+        )
+        assert sampled[i][0].token_ids == alone.token_ids
+        assert sampled[i][0].logprobs == pytest.approx(alone.logprobs, rel=0, abs=CLOSE)
+
+
+def test_a_model_with_other_states_samples_in_fixed_batches() -> None:
+    sampler, cfg = lfm2_sampler(), SamplingConfig(batch_size=4, num_samples_per_prompt=2)
+    sampled = dict(sampler.sample([[5, 6], [7]], cfg, seed=3))
+    assert dict(sampler.sample([[5, 6], [7]], cfg, seed=3)) == sampled
+    assert sampled[0][0] != sampled[0][1] and {len(group) for group in sampled.values()} == {2}
 
 
 @float64()

@@ -124,9 +124,9 @@ def test_tokens_have_the_version_of_the_last_sync() -> None:
 def test_samples_are_those_with_the_cache_of_transformers(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    sampler, prompts = seeded_sampler(kind), [prompt.ids for prompt in seeded_prompts(kind)]
+    sampler, prompts = seeded_sampler(kind), seeded_prompts(kind)
+    prompts = [replace(prompt, max_new_tokens=70) for prompt in prompts]
     sampler.model.float()
-    cfg = SamplingConfig(batch_size=5, max_new_tokens=70, num_samples_per_prompt=2)
     caches: list[Any] = []
 
     def noted(config: Any) -> Any:
@@ -134,8 +134,9 @@ def test_samples_are_those_with_the_cache_of_transformers(
         return caches[-1]
 
     monkeypatch.setattr("trainer.rl.engines.block_cache.block_cache", noted)
-    sampled = list(sampler.sample(prompts, cfg, seed=3))
+    sampled = sampler.complete_batch(prompts, CFG, with_logprobs=True)
     assert any(isinstance(layer, BlockLayer) for cache in caches for layer in cache.layers)
     monkeypatch.setattr(generate, "has_mergeable_cache", lambda model: False)
     num_caches = len(caches)
-    assert list(sampler.sample(prompts, cfg, seed=3)) == sampled and len(caches) == num_caches
+    assert sampler.complete_batch(prompts, CFG, with_logprobs=True) == sampled
+    assert len(caches) == num_caches
