@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -235,10 +236,9 @@ def parse_quick(description: str | None) -> bool:
 def machine() -> dict[str, Any]:
     """Return processor, versions, commit, date, and the machine's load before the run."""
     name = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            name = line.split(":")[1].strip()
-            break
+    cpu = dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    if "model name" in cpu:  # AMD's names do not tell one generation from the next
+        name = f"{cpu['model name']} (family {cpu.get('cpu family')}, model {cpu.get('model')})"
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
     )

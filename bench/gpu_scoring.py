@@ -27,13 +27,13 @@ import torch
 from rich.console import Console
 
 from bench.common import Measurement, compare, measure, service, table
-from bench.kit.random_models import Size, backend, folder, random_mt5
+from bench.kit.random_models import XLMR, Size, backend, folder, random_mt5
 from bench.oracle.predict import Upstream
 from bench.scoring import CALL, CALLERS, score_in_calls
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.local import LocalScorer
 from testing.pairs import read_pairs
-from testing.work_log import WorkLog
+from testing.work_log import WorkLog, matmul_flops_per_s
 
 DTYPE = "bfloat16"
 Pairs = list[SampleForScoring]
@@ -73,9 +73,31 @@ def in_one_call(
     yield Measurement(title, timing["times_faster"], "times its rate", at_least=aim, details=timing)
     yield Measurement("  our rate", timing["real_tokens_per_s"], "tokens/s")
     yield Measurement("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0)
+    if kind == "xcomet":
+        yield _share_of_the_card(work, size, device, timing["ours_s"] * repeats)
     if device != "cpu":
         peak = torch.cuda.max_memory_allocated() / 2**30
         yield Measurement("  peak memory of the device, both models", peak, "GiB")
+
+
+def _share_of_the_card(work: WorkLog, size: Size, device: str, seconds: float) -> Measurement:
+    """Compare the encoder's FLOPs per second, padding left out, with the rate of torch.mm alone."""
+    shape = XLMR[size]
+    width, inner = shape["hidden_size"], shape["intermediate_size"]
+    rate = matmul_flops_per_s(width, inner, rows=8192, device=device, dtype=DTYPE)
+    flops = work.flops(
+        padded=False,
+        layers=shape["num_hidden_layers"],
+        hidden=width,
+        intermediate=inner,
+        heads=shape["num_attention_heads"],
+    )
+    return Measurement(
+        "  share of the device's rate of products, real tokens",
+        100 * flops / seconds / rate,
+        "%",
+        details={"matmul_tflops_per_s": rate / 1e12, "real_tflops": flops / 1e12},
+    )
 
 
 def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iterator[Measurement]:

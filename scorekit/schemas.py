@@ -397,6 +397,10 @@ class Info(WireAnswer):
     device_memory_bytes: int | None = Field(
         description="Memory that the model holds on its device now; null on a CPU."
     )
+    matmul: str | None = Field(
+        None,
+        description="Who multiplies float32 matrices on a CPU: torch or onednn; null: no network.",
+    )
 
     def higher_is_better_in(self, task: str | None) -> bool:
         """Return whether a higher score is better. task: of a judge."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.matmul import VARIABLE
 from scorekit.processes import end_with_make, end_with_parent
 
 STOP_S = 15.0  # seconds that a child may take to end by itself
@@ -80,9 +81,11 @@ def run_module(*args: str, log: Path | None = None, env: Mapping[str, str] | Non
 
 
 @contextlib.contextmanager
-def running(*args: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m ARGS` while the block lasts; its output goes to `log`."""
-    process = start_module(*args, log=log)
+def running(
+    *args: str, log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m ARGS` while the block lasts; its output goes to `log`. env: as above."""
+    process = start_module(*args, log=log, env=env)
     try:
         yield process
     finally:
@@ -113,7 +116,9 @@ def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
     log = folder / f"{name}.log"
     cache = f"sqlite:///{(folder / f'{name}.sqlite').resolve()}"
     args = (f"services.{name}", "--port", str(port), "--threads", "1", "--cache", cache, *flags)
-    with running(*args, log=log) as process:
+    # What a demo prints must not depend on which kernels are faster on a machine.
+    env = {VARIABLE: os.environ.get(VARIABLE, "torch")}
+    with running(*args, log=log, env=env) as process:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + READY_S
         with SyncScoringClient(url) as client:

@@ -74,17 +74,28 @@ class WorkLog:
         return layers * total
 
 
-def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float = 2.0) -> float:
-    """Return the rate of torch.mm in float32 over the products of one encoder block.
+def matmul_flops_per_s(
+    hidden: int,
+    intermediate: int,
+    rows: int,
+    seconds: float = 2.0,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> float:
+    """Return the rate of torch.mm over the products of one encoder block.
 
     The output memory exists already, so it is the rate that the model could reach at most.
     """
     import torch
 
     shapes = [(hidden, hidden)] * 4 + [(hidden, intermediate), (intermediate, hidden)]
+    kind: Any = {"device": device, "dtype": getattr(torch, dtype)}
     products = [
-        (torch.randn(rows, k), torch.randn(n, k).t(), torch.empty(rows, n)) for k, n in shapes
+        (torch.randn(rows, k, **kind), torch.randn(n, k, **kind).t(), torch.empty(rows, n, **kind))
+        for k, n in shapes
     ]
+    is_cuda = device.startswith("cuda")
     flops = sum(2 * rows * k * n for k, n in shapes)
     rates: list[float] = []
     ends = time.perf_counter() + seconds
@@ -92,6 +103,8 @@ def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float
         started = time.perf_counter()
         for a, b, out in products:
             torch.mm(a, b, out=out)
+        if is_cuda:
+            torch.cuda.synchronize(device)
         rates.append(flops / (time.perf_counter() - started))
     return statistics.median(rates)
 

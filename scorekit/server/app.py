@@ -302,7 +302,9 @@ def _add_rows_route(app: FastAPI, service: ScoringService) -> None:
 
 
 #: Fields of a description that `GET /v1/info` has as they are.
-_DESCRIPTION_FIELDS = ("model", "revision", "tokenizer", "dtype", "device", "max_input_length")
+_DESCRIPTION_FIELDS = (
+    *("model", "revision", "tokenizer", "dtype", "device", "max_input_length", "matmul"),
+)
 
 
 def _info(service: ScoringService) -> BaseModel:

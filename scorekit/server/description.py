@@ -16,6 +16,9 @@ class ModelDescription:
     device: str
     max_input_length: int
     versions: dict[str, str | None] = field(default_factory=dict)
+    #: Who multiplies float32 matrices on a CPU, torch or onednn; None: the service has no network.
+    #: No part of the cache key: both give the same scores within float32's accuracy.
+    matmul: str | None = None
     #: Other settings that change an outcome (attention backend, layer transformation, tokenizer
     #: digest). They are part of the cache key.
     engine: dict[str, str] = field(default_factory=dict)

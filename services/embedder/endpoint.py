@@ -76,6 +76,10 @@ class EmbedderInfo(WireAnswer):
     device_memory_bytes: int | None = Field(
         description="Memory that the model holds on its device now; null on a CPU."
     )
+    matmul: str | None = Field(
+        None,
+        description="Who multiplies float32 matrices on a CPU: torch or onednn; null: no network.",
+    )
 
 
 @dataclass(slots=True, kw_only=True)

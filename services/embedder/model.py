@@ -63,6 +63,7 @@ class EmbedderBackend(CheckpointBackend):
         check_folder(folder, self._pooling)
         prompts, default_prompt = read_prompts(folder)
         self._model = self._network(folder)
+        self._pack(self._model[0])  # its rows are tokens; those of later modules are texts
         pooling = _pooling(self._model, folder, any(prompts.values()))
         tokenizer = self._model[0].tokenizer
         if tokenizer is None or not tokenizer.is_fast:
@@ -83,6 +84,7 @@ class EmbedderBackend(CheckpointBackend):
             tokenizer=public_name(self._model_name),
             dtype=self._dtype_name,
             device=str(self._device),
+            matmul=self._matmul,
             max_input_length=self._limit,
             versions=installed_versions("torch", "transformers", "sentence-transformers"),
             engine={"pooling": pooling, "normalise": "l2", "max_length": f"{self._limit}"},

@@ -7,13 +7,13 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.http.settings import ModelSettings
 
 #: Largest number of texts in a request, as in OpenAI's API.
 MAX_INPUTS = 2048
 
 
-class EmbedderSettings(ServiceSettings):
+class EmbedderSettings(ModelSettings):
     """Embed texts behind HTTP, in OpenAI's shape."""
 
     model_config = SettingsConfigDict(env_prefix="EMBEDDER_", cli_prog_name="services.embedder")

@@ -100,12 +100,14 @@ class MetricXBackend(CheckpointBackend):
                 f"--tokenizer {tokenizer_name}: it has {ids} ids, but the weights of {folder} have "
                 f"{rows} rows. Use the model's own tokenizer"
             )
+        self._pack(self._model)
         return ScoreDescription(
             model=public_name(self._model_name),
             revision=_revision(folder, self._model_name),
             tokenizer=public_name(tokenizer_name),
             dtype=self._dtype_name,
             device=str(device),
+            matmul=self._matmul,
             max_input_length=MAX_INPUT_LENGTH,
             score_range=ScoreRange(min=0.0, max=25.0),
             higher_is_better=False,
@@ -167,6 +169,7 @@ class MetricXQEScorer(LocalScorer):
     """MetricX in the caller's process, with the scorer protocol.
 
     As in the service, a sample with a reference is scored with it, else without (QE).
+    device, dtype, threads, matmul: see `ModelOptions`.
     max_batch_tokens: see `LocalScorer`. batch_size, max_input_length: where the `cfg` of
     `score_batch` does not set them. Raises UserError as the backend does.
     """
@@ -179,6 +182,7 @@ class MetricXQEScorer(LocalScorer):
         device: str = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        matmul: str | None = None,
         max_batch_tokens: int | None = None,
         batch_size: int | None = None,
         max_input_length: int | None = None,
@@ -190,6 +194,7 @@ class MetricXQEScorer(LocalScorer):
                 device=device,
                 dtype=dtype,
                 threads=threads,
+                matmul=matmul,
             ),
             max_batch_tokens=max_batch_tokens,
             batch_size=batch_size,

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.http.settings import ModelSettings
 
 
-class MetricXSettings(ServiceSettings):
+class MetricXSettings(ModelSettings):
     """Score translations with MetricX-24 behind HTTP."""
 
     model_config = SettingsConfigDict(env_prefix="METRICX_", cli_prog_name="services.metricx")

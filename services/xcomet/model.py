@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Unpack
 
 from scorekit.digest import digest_files
-from scorekit.errors import SampleError
+from scorekit.errors import SampleError, UserError
 from scorekit.hub import XCOMET_FILES, fetch_model, looks_local
 from scorekit.schemas import TranslationSample, XCometOptions
 from scorekit.server.backend import (
@@ -46,6 +46,8 @@ class XCometBackend(CheckpointBackend):
         implementation: str = "own",
         **options: Unpack[ModelOptions],
     ) -> None:
+        if implementation != "own" and options.get("matmul") in (None, "auto"):
+            options["matmul"] = "torch"  # unbabel-comet as it is
         super().__init__(model, **options)
         self._encoder_name = encoder
         self._implementation = implementation
@@ -57,6 +59,8 @@ class XCometBackend(CheckpointBackend):
         """
         super().check()
         if self._implementation == "unbabel-comet":
+            if self._matmul_setting == "onednn":
+                raise UserError("--matmul onednn: it is for --implementation own; say auto")
             check_installed()
         if looks_local(self._model_name):
             self._find()
@@ -72,6 +76,7 @@ class XCometBackend(CheckpointBackend):
 
         dtype = getattr(torch, self._dtype_name)
         self.comet = load_comet(checkpoint, device, dtype, self._implementation)
+        self._pack(self.comet.transformer)
         self._tokenizer = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
 
@@ -149,6 +154,7 @@ class XCometBackend(CheckpointBackend):
             tokenizer=checkpoint.encoder.rsplit("/", 1)[-1] if local else checkpoint.encoder,
             dtype=self._dtype_name,
             device=str(self._device),
+            matmul=self._matmul,
             max_input_length=comet.limit,
             score_range=comet.score_range,
             higher_is_better=True,
@@ -169,8 +175,9 @@ class XCometBackend(CheckpointBackend):
 class XCometXLScorer(LocalScorer):
     """xCOMET in this process: `score_batch(samples, cfg) -> RewardOutput`.
 
-    max_batch_tokens: see `LocalScorer`. batch_size, max_input_length: where the `cfg` of
-    `score_batch` does not set them. Raises UserError as the backend does.
+    device, dtype, threads, matmul: see `ModelOptions`. max_batch_tokens: see `LocalScorer`.
+    batch_size, max_input_length: where the `cfg` of `score_batch` does not set them. Raises
+    UserError as the backend does.
     """
 
     def __init__(
@@ -181,12 +188,20 @@ class XCometXLScorer(LocalScorer):
         device: str = "auto",
         dtype: str = "float32",
         threads: int | None = None,
+        matmul: str | None = None,
         max_batch_tokens: int | None = None,
         batch_size: int | None = None,
         max_input_length: int | None = None,
     ) -> None:
         super().__init__(
-            XCometBackend(xcomet_model_name, encoder, device=device, dtype=dtype, threads=threads),
+            XCometBackend(
+                xcomet_model_name,
+                encoder,
+                device=device,
+                dtype=dtype,
+                threads=threads,
+                matmul=matmul,
+            ),
             max_batch_tokens=max_batch_tokens,
             batch_size=batch_size,
             max_input_length=max_input_length,

@@ -7,10 +7,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.http.settings import ModelSettings
 
 
-class XCometSettings(ServiceSettings):
+class XCometSettings(ModelSettings):
     """Score translations and find their errors with xCOMET behind HTTP."""
 
     model_config = SettingsConfigDict(env_prefix="XCOMET_", cli_prog_name="services.xcomet")

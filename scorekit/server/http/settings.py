@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, CliToggleFlag, SettingsConfigDict, S
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
+from scorekit.matmul import MatmulSetting
 from scorekit.net.hosts import host_names, is_loopback
 
 
@@ -136,6 +137,17 @@ class ServiceSettings(BaseSettings):
     def _bare_names(cls, value: str) -> str:
         host_names(value)
         return value
+
+
+class ModelSettings(ServiceSettings):
+    """Settings of a service that runs a network in its process."""
+
+    matmul: MatmulSetting | None = Field(
+        None,
+        description="Who multiplies float32 matrices on a CPU: torch; onednn, with packed weights; "
+        "or auto: onednn where it is at least 1.3 times as fast, as measured at the start. Scores "
+        "differ by less than 1e-5 of their range. null: what SCOREKIT_MATMUL says, else auto.",
+    )
 
 
 class Secrets(BaseSettings):

@@ -26,6 +26,9 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 _BLOCK_SIMILARITIES = 256 * 1024
 #: Number of vectors of candidates that are multiplied at once.
 _BLOCK_VECTORS = 4096
+#: Up to so many query vectors, BLAS is faster if the vectors of the pages come first: else it
+#: rearranges all of these for a few products each.
+_FEW_QUERY_VECTORS = 64
 #: Largest relative difference of two servers' vectors of one text if they have the same model.
 #: bfloat16 and different batches cause about 1 %.
 _MAX_RELATIVE_DIFFERENCE = 0.05
@@ -150,8 +153,11 @@ class PackedVectors:
             last = max(
                 first + 1, int(np.searchsorted(self._ends, start + max_vectors, side="right"))
             )
-            similar = query_vectors @ self._values[start : self._ends[last - 1]].T
-            best = np.maximum.reduceat(similar, self._starts[first:last] - start, axis=1)
+            best = _best_products(
+                query_vectors,
+                self._values[start : self._ends[last - 1]],
+                self._starts[first:last] - start,
+            )
             scores[:, self._owners[first:last]] = np.add.reduceat(best, query_starts, axis=0)
             first = last
         return list(scores)
@@ -172,10 +178,19 @@ class PackedVectors:
                 [self._values[s:e] for s, e in zip(starts[block], ends[block], strict=True)]
             )
             offsets = totals[block] - (ends - starts)[block] - done
-            best = np.maximum.reduceat(query @ vectors.T, offsets, axis=1)
-            scores[pages[block]] = best.sum(axis=0)
+            scores[pages[block]] = _best_products(query, vectors, offsets).sum(axis=0)
             first, done = last, totals[last - 1]
         return scores
+
+
+def _best_products(query: Vectors, vectors: Vectors, starts: Any) -> Vectors:
+    """Return the largest product [q, P] of each query vector [q, D] with those of each page.
+
+    vectors [n, D]: of P pages, one after another. starts [P]: index of each page's first one.
+    """
+    if len(query) > _FEW_QUERY_VECTORS:
+        return np.maximum.reduceat(query @ vectors.T, starts, axis=1)
+    return np.maximum.reduceat(vectors @ query.T, starts, axis=0).T
 
 
 def check_same_model(probe_path: Path, probe: Vectors, server: str) -> None:

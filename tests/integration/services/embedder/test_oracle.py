@@ -72,9 +72,11 @@ def loaded(folder, **options):
     return backend
 
 
+@pytest.mark.parametrize("matmul", ["torch", "onednn"])
 @pytest.mark.parametrize("form", FORMS)
-def test_vectors_are_upstreams_whatever_the_batch(folders, form):
-    backend = loaded(folders[form])
+def test_vectors_are_upstreams_whatever_the_batch(folders, form, matmul):
+    backend = loaded(folders[form], matmul=matmul)
+    assert backend.description.matmul == matmul
     want = encoded_by_upstream(folders[form], TEXTS)
     assert np.abs(want[0] - want[5]).max() > 0.01  # texts differ by much more than the tolerance
     shuffled = list(range(len(TEXTS)))
@@ -87,8 +89,9 @@ def test_vectors_are_upstreams_whatever_the_batch(folders, form):
     assert backend.description.dimension == want.shape[1]
 
 
-def test_the_demos_encoder_is_read_as_upstream_reads_it():
-    backend = loaded(DEMO)
+@pytest.mark.parametrize("matmul", ["torch", "onednn"])
+def test_the_demos_encoder_is_read_as_upstream_reads_it(matmul):
+    backend = loaded(DEMO, matmul=matmul)
     short_texts = [text for text in TEXTS if len(text) < 500]
     assert (
         np.abs(embedded(backend, short_texts) - encoded_by_upstream(DEMO, short_texts)).max()

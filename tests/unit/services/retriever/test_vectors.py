@@ -34,20 +34,20 @@ def by_hand(pages, query):
     st.lists(st.integers(0, 7), min_size=1, max_size=12).filter(any),
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.sampled_from([1, 8, 10_000]),
+    st.sampled_from([0, 3, 64]),
 )
 def test_max_sim_is_the_plain_one_whatever_the_shapes(
-    tmp_path_factory, seed, lengths, queries, at_once
+    tmp_path_factory, seed, lengths, queries, at_once, limit
 ):
     draw = np.random.default_rng(seed)
     # All similarities below 0: a padded page would win with its zeros.
     pages = [draw.random((n, 4), np.float32) + 0.1 for n in lengths]
     query_vectors = [-draw.random((n, 4), np.float32) - 0.1 for n in queries]
     searched = packed(tmp_path_factory.mktemp("v"), pages)
-    before, module._BLOCK_SIMILARITIES = module._BLOCK_SIMILARITIES, at_once
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK_SIMILARITIES", at_once)
+        patch.setattr(module, "_FEW_QUERY_VECTORS", limit)
         results = searched.max_sim(query_vectors)
-    finally:
-        module._BLOCK_SIMILARITIES = before
     for scores, query in zip(results, query_vectors, strict=True):
         # A sum of at most 5 dot products of 4 numbers below 1.1 in float32.
         np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
