@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench.common import Measurement, run
+from scorekit.schemas import Priority
 from scorekit.server.backend import Encoded
-from scorekit.server.queue.batch import padded_tokens
-from scorekit.server.queue.batch_queue import BATCH_COST, PriorityBatchQueue
-from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.batches import padded_tokens
+from scorekit.server.pools import BATCH_COST, InFlightSample, PoolTurns, QueuedPart
 from testing.pairs import read_pairs
 
 #: Callers, and samples of each request.
@@ -41,7 +41,7 @@ class Request:
     caller: int
     started: float
     pending: int
-    priority: str
+    priority: Priority
 
 
 @dataclass(slots=True)
@@ -58,30 +58,31 @@ class Replay:
 
 
 class Queue:
-    """The queue of the service, with its processor time."""
+    """The pools of the service, with its processor time."""
 
     def __init__(self, budget: int) -> None:
-        self._queue = PriorityBatchQueue(budget, bulk_patience_s=10.0)
+        self._budget = budget
+        self._turns = PoolTurns(bulk_patience_s=10.0)
         self.work_s = 0.0
 
     def put(self, request: Request, lengths: Sequence[int], is_large: bool) -> None:
         """Add the samples of a request."""
-        flights = []
+        parts = []
         for length in lengths:
-            flight = InFlightSample(b"", request, request.priority, length, 0.0)  # type: ignore[arg-type]
-            flight.encoded = Encoded(length, {}, request)
-            flight.line = request if is_large else None  # type: ignore[assignment]
-            flights.append(flight)
+            sample = InFlightSample(b"", None, request.priority, length, 0.0)
+            sample.line = request if is_large else None  # type: ignore[assignment]
+            parts.append(QueuedPart(sample, Encoded(length, {}, request)))
         started = time.thread_time()
-        self._queue.put(flights)
+        self._turns.put(parts)
         self.work_s += time.thread_time() - started
 
     def take(self) -> list[Encoded]:
         """Return the next batch; empty if nothing waits."""
         started = time.thread_time()
-        batch = self._queue.take(0.0)
+        pool = self._turns.next_pool(0.0)
+        batch = pool.take(self._budget) if pool is not None else []
         self.work_s += time.thread_time() - started
-        return [flight.encoded for flight in batch if flight.encoded is not None]
+        return [part.encoded for part in batch]
 
 
 def replay(
@@ -104,7 +105,7 @@ def replay(
         while arrivals and arrivals[0][0] <= now:
             started, caller = heapq.heappop(arrivals)
             chosen = chance.choices(lengths, k=sizes[caller])
-            priority = "bulk" if caller == callers else "interactive"
+            priority: Priority = "bulk" if caller == callers else "interactive"
             is_large = sum(chosen) > LARGE * budget
             queue.put(Request(caller, started, len(chosen), priority), chosen, is_large)
         batch = queue.take()

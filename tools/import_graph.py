@@ -40,7 +40,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "connections, bridge": "scorekit.server.http.connection scorekit.server.http.drain "
         "scorekit.server.http.bridge scorekit.server.queue.memory_budget",
         "backend, cache": "scorekit.server scorekit.server.http.answers",
-        "queue": "scorekit.server.queue",
+        "queue": "scorekit.server.queue scorekit.server.batches scorekit.server.batcher "
+        "scorekit.server.pools",
         "windows: merge": "scorekit.server.windows.merge",
         "windows": "scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",

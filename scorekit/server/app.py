@@ -29,7 +29,7 @@ from scorekit.server.http.origin import AllowedHosts
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
 from scorekit.server.page import add_docs_route, add_page
 from scorekit.server.page.rows import MAX_BODY_BYTES, answer_rows
-from scorekit.server.queue.in_flight import PendingRequest
+from scorekit.server.pools import PendingRequest
 from scorekit.server.queue.memory_budget import read_body
 from scorekit.server.service import MANY, ScoringService
 

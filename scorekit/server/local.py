@@ -20,8 +20,8 @@ from scorekit.scorers import (
     reward_output,
 )
 from scorekit.server.backend import Encoded, Outcome, ScoringBackend
+from scorekit.server.batches import default_batch_tokens, make_batches, run_batch
 from scorekit.server.http.checks import text_error
-from scorekit.server.queue.batch import default_batch_tokens, make_batches, run_batch
 from scorekit.server.queue.length_log import LengthLog
 from scorekit.server.score_endpoint import resolve_options
 from scorekit.server.windows.backend import with_windows

@@ -12,12 +12,12 @@ from pydantic_core import from_json
 
 from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.batcher import Batcher
 from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.in_flight import PendingItem, PendingRequest
+from scorekit.server.pools import PendingItem, PendingRequest
 from scorekit.server.windows.backend import with_windows
 from testing.servers import PATIENCE_S
 
@@ -52,7 +52,7 @@ class Caller:
 
     def __init__(self, batcher: Batcher, job: PendingRequest, keys: Sequence[bytes]) -> None:
         self.job = job
-        self.flights = [batcher.admission.flights[key] for key in keys]
+        self.flights = [batcher.flights[key] for key in keys]
 
     async def answers(self) -> list[Any]:
         await self.job.done

@@ -13,14 +13,14 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreOptions, TranslationSample
 from scorekit.server.backend import Backend, Encoded, Outcome, workers_of
-from scorekit.server.description import ModelDescription
-from scorekit.server.queue.batch import (
+from scorekit.server.batches import (
     default_batch_tokens,
     device_error_kind,
     make_batches,
     padded_tokens,
     release_device_memory,
 )
+from scorekit.server.description import ModelDescription
 from scorekit.server.score_endpoint import ScoreEndpoint
 from scorekit.server.windows.merge import WindowedSample, WindowRange, encoded_whole, merge_outcomes
 from scorekit.text.windows import Boundary, Part, add_context, common_boundaries, pack, refine

@@ -18,7 +18,7 @@ from scorekit.server.http.settings import (
     load_api_keys,
     parse_settings,
 )
-from scorekit.server.queue.in_flight import PendingRequest
+from scorekit.server.pools import PendingRequest
 from services.metricx.settings import MetricXSettings
 from services.xcomet.settings import XCometSettings
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample, XCometOptions
 from scorekit.server.backend import Encoded
+from scorekit.server.batches import padded_tokens, run_batch
 from scorekit.server.fake import FakeBackend
-from scorekit.server.queue.batch import padded_tokens, run_batch
 from scorekit.server.windows.backend import with_windows
 
 SENTENCES = st.sampled_from(
