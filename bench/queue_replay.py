@@ -79,8 +79,7 @@ class Queue:
     def take(self) -> list[Encoded]:
         """Return the next batch; empty if nothing waits."""
         started = time.thread_time()
-        pool = self._turns.next_pool(0.0)
-        batch = pool.take(self._budget) if pool is not None else []
+        batch = self._turns.take(self._budget, 0.0)
         self.work_s += time.thread_time() - started
         return [part.encoded for part in batch]
 

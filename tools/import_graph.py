@@ -41,9 +41,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "scorekit.server.http.bridge scorekit.server.queue.memory_budget",
         "backend, cache": "scorekit.server scorekit.server.http.answers",
         "queue": "scorekit.server.queue scorekit.server.batches scorekit.server.batcher "
-        "scorekit.server.pools",
-        "windows: merge": "scorekit.server.windows.merge",
-        "windows": "scorekit.server.windows",
+        "scorekit.server.pools scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
         "app, HTTP": "scorekit.server.app scorekit.server.fake "
         "scorekit.server.http.body scorekit.server.http.middleware scorekit.server.http.run",

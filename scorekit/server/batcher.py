@@ -44,7 +44,13 @@ from scorekit.server.pools import (
     QueuedPart,
 )
 from scorekit.server.queue.length_log import LengthLog
-from scorekit.server.windows.merge import WindowedSample, merge_outcomes
+from scorekit.server.windows import (
+    encode_in_windows,
+    encode_uncut,
+    has_windows,
+    whole_outcome,
+    windows_of,
+)
 
 log = structlog.get_logger()
 
@@ -165,7 +171,9 @@ class Batcher:
         metrics: Metrics,
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
+        self._backend = backend
         self._endpoint = backend.endpoint
+        self._has_windows = has_windows(backend)
         self._metrics = metrics
         self._on_scored = on_scored
         self._max_items, self._max_tokens = settings.max_queue_items, settings.max_queue_tokens
@@ -190,15 +198,15 @@ class Batcher:
         self.is_dead = False
         self._line = TokenizerLine(self.changed, PIECE)
         self._to_cut = TokenizerLine(self.changed, 1)  # texts to split into windows
-        uncut = getattr(backend, "encode_uncut", None)
         min_stall_s = settings.stall_after or 0.0
-        tokenizer = ItemEncoder(uncut or backend.encode, max(TOKENISE_STALL_S, min_stall_s))
+        tokenizer = ItemEncoder(self._encode, max(TOKENISE_STALL_S, min_stall_s))
         self._encoders = [tokenizer]
         targets: list[tuple[str, Callable[[], None]]] = [
             ("tokenise", partial(self._run_encoder, tokenizer, self._line))
         ]
-        if uncut is not None:
-            cutter = ItemEncoder(backend.encode, max(CUT_STALL_S, min_stall_s))
+        if self._has_windows:
+            encode = partial(encode_in_windows, backend)
+            cutter = ItemEncoder(encode, max(CUT_STALL_S, min_stall_s))
             self._encoders.append(cutter)
             targets.append(("cut", partial(self._run_encoder, cutter, self._to_cut)))
         targets += [("model", self._run_model)] * (self._workers + spare_workers)
@@ -397,9 +405,13 @@ class Batcher:
             for job, _ in sample.waiters:
                 job.note_batch(parts, started, seconds)
             part.outcome = outcome
-            complete = _sample_outcome(sample, outcome)
-            if complete is not None:
-                completed.append((sample, complete))
+            if sample.encoded is part.encoded:
+                completed.append((sample, outcome))
+            elif sample.encoded is not None:  # a window
+                of_windows = [window.outcome for window in sample.parts]
+                merged = whole_outcome(sample.encoded, of_windows)
+                if merged is not None:
+                    completed.append((sample, merged))
         self._answer(completed)
 
     def _answer(self, completed: Iterable[tuple[InFlightSample, Outcome]]) -> None:
@@ -469,6 +481,12 @@ class Batcher:
             self._tokenize(encoder, *next_task)
             line.put_back(next_task[0])
 
+    def _encode(self, items: Sequence[Any], options: Any) -> Sequence[Encoded | SampleError | None]:
+        """Tokenize items; None in the place of one to split into windows."""
+        if self._has_windows and options.overlong == "windows":
+            return encode_uncut(self._backend, items, options)
+        return self._backend.encode(items, options)
+
     def _tokenize(
         self, encoder: ItemEncoder, task: TokenizeTask, samples: Sequence[InFlightSample]
     ) -> None:
@@ -503,7 +521,7 @@ class Batcher:
             for sample, result in new:
                 if sample.waiters:  # otherwise it was dropped meanwhile
                     sample.encoded, sample.item = result, None
-                    sample.parts = _parts_of(sample, result)
+                    sample.parts = [QueuedPart(sample, part) for part in windows_of(result)]
                     self.turns.put(sample.parts)
             self.changed.notify_all()
 
@@ -526,10 +544,10 @@ class Batcher:
         with self.changed:
             while not self._stopped:
                 if self._busy < self._max_busy:
-                    pool = self.turns.next_pool(time.monotonic())
-                    if pool is not None:
+                    parts = self.turns.take(self.model.max_tokens, time.monotonic())
+                    if parts:
                         self._busy += self._max_busy != math.inf
-                        return pool.take(self.model.max_tokens)
+                        return parts
                 if not self.changed.wait(wait_s):
                     return []
         return None
@@ -553,13 +571,6 @@ class Batcher:
             self._metrics.queue_seconds.observe(max(0.0, started - enqueued_at))
 
 
-def _parts_of(sample: InFlightSample, encoded: Encoded) -> list[QueuedPart]:
-    """Return the part of a tokenized sample, or one for each of its windows."""
-    payload = encoded.payload
-    windows = payload.windows if isinstance(payload, WindowedSample) else [encoded]
-    return [QueuedPart(sample, window) for window in windows]
-
-
 def _with_caller(part: QueuedPart, worker: BusyWorker | None) -> Encoded:
     """Return the item with what `forward` may know of the requests that wait for it: the longest
     timeout, and whether there are any; and with the worker that has it."""
@@ -568,19 +579,6 @@ def _with_caller(part: QueuedPart, worker: BusyWorker | None) -> Encoded:
     encoded.is_wanted = lambda: bool(sample.waiters)
     encoded.worker = worker
     return encoded
-
-
-def _sample_outcome(sample: InFlightSample, outcome: Outcome) -> Outcome | None:
-    """Return the outcome of a sample that one of its parts has now.
-
-    None while windows are pending; a failed one is enough."""
-    if sample.encoded is None or not isinstance(sample.encoded.payload, WindowedSample):
-        return outcome
-    outcomes = [part.outcome for part in sample.parts]
-    if not isinstance(outcome, SampleError) and None in outcomes:
-        return None
-    merged = merge_outcomes(sample.encoded.payload, outcomes)
-    return merged if isinstance(merged, SampleError) else {**merged, **sample.encoded.fields}
 
 
 def _answer_of(outcome: Outcome, write: Callable[[dict[str, Any]], bytes]) -> Answer:

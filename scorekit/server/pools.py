@@ -316,17 +316,20 @@ class PoolTurns:
         since = [oldest for pool in pools if (oldest := pool.oldest()) is not None]
         return min(since, default=None)
 
-    def next_pool(self, now: float) -> BatchPool | None:
-        """Return the pool whose turn it is, or None if no part waits. now: monotonic seconds."""
-        self._drop_empty()
+    def take(self, max_tokens: int, now: float) -> list[QueuedPart]:
+        """Remove and return the next batch; empty if no part waits. now: monotonic seconds.
+
+        max_tokens: most padded tokens of a batch."""
         since = self.oldest("bulk")
         is_late = since is not None and now - since >= self._patience_s
         priorities: tuple[Priority, Priority] = ("interactive", "bulk")
         for priority in priorities[::-1] if is_late and not self._bulk_had_last else priorities:
             if (pool := self._next_of(priority)) is not None:
                 self._bulk_had_last = priority == "bulk"
-                return pool
-        return None
+                batch = pool.take(max_tokens)
+                self._drop_empty()
+                return batch
+        return []
 
     def _next_of(self, priority: Priority) -> BatchPool | None:
         small, large = self._small[priority], self._large[priority]

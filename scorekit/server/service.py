@@ -25,7 +25,6 @@ from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from scorekit.server.pools import PendingItem, PendingRequest
 from scorekit.server.queue.memory_budget import MemoryBudget
-from scorekit.server.windows.backend import with_windows
 
 log = structlog.get_logger()
 
@@ -40,7 +39,7 @@ class ScoringService:
     """Owns the model, the queue and the cache of one process."""
 
     def __init__(self, backend: Backend, settings: ServiceSettings, secrets: Secrets) -> None:
-        self.backend = backend = with_windows(backend, settings.max_batch_tokens)
+        self.backend = backend
         self.endpoint = backend.endpoint
         self.settings = settings
         self.metrics = Metrics()

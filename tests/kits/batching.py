@@ -18,7 +18,6 @@ from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.pools import PendingItem, PendingRequest
-from scorekit.server.windows.backend import with_windows
 from testing.servers import PATIENCE_S
 
 
@@ -70,12 +69,11 @@ def _run(
 
     async def body() -> None:
         settings = ServiceSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
-        windowed = with_windows(backend, settings.max_batch_tokens)
-        batcher = Batcher(windowed, settings, Metrics(), stored.append)
+        batcher = Batcher(backend, settings, Metrics(), stored.append)
         gate = backend if isinstance(backend, Gate) else None
         if gate:
             gate.open(3)
-        batcher.warm_up(windowed.load())
+        batcher.warm_up(backend.load())
         backend.batches.clear()
         if gate:
             gate.texts.clear()
@@ -88,9 +86,10 @@ def _run(
             size: int = 4,
             overlong: Overlong = "truncate",
             limit: int = MAX_INPUT_LENGTH,
+            key: str = "",
         ) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
-            keys = [mt.encode() for mt in mts]
+            keys = [(key + mt).encode() for mt in mts]
             pending_items = [
                 PendingItem(i, k, s, size)
                 for i, (k, s) in enumerate(zip(keys, samples, strict=True))

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scorekit.errors import SampleError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.batcher import PIECE, TokenizerLine, TokenizeTask
-from scorekit.server.batches import run_batch
 from scorekit.server.fake import FakeBackend
+from scorekit.server.local import score_encoded
 from scorekit.server.pools import InFlightSample
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.windows import encode_in_windows
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 from tests.kits.examples import examples
@@ -29,11 +29,10 @@ HUGE = " ".join(f"word{k}." for k in range(600))
 
 def alone(mt, backend=None):
     """Return the outcome of a windowed text scored without concurrent requests."""
-    windowed = with_windows(backend or FakeBackend(), BUDGET)
-    windowed.load()
+    backend = backend or FakeBackend()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
-    encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
-    return run_batch(windowed.forward, encoded, windowed.endpoint.outcome_error)[0]
+    encoded = encode_in_windows(backend, [TranslationSample(src="s", mt=mt)], options)
+    return score_encoded(backend, encoded, BUDGET)[0]
 
 
 def in_windows(submit, mt, **options):

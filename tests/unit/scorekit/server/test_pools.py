@@ -22,8 +22,7 @@ def lengths(batch):
 
 
 def take(turns, budget, now=0.0):
-    pool = turns.next_pool(now)
-    return [] if pool is None else pool.take(budget)
+    return turns.take(budget, now)
 
 
 def drain(turns, budget, now=0.0):
@@ -81,7 +80,8 @@ def test_every_part_is_taken_or_removed_once_within_the_budget(arrivals, budget,
         assert len({(p.sample.priority, p.sample.line) for p in batch}) == 1
         assert len(batch) == 1 or padded(batch) <= budget
         assert lengths(batch) == sorted(lengths(batch), reverse=True)
-    assert turns.next_pool(99.0) is None
+    assert turns.take(budget, 99.0) == []
+    assert not any(turns._large.values())
     assert all(pool._rows == pool._tokens == 0 for pool in turns._small.values())
 
 

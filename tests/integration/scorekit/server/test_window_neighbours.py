@@ -13,8 +13,8 @@ from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.local import LocalScorer
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.local import LocalScorer, score_encoded
+from scorekit.server.windows import encode_in_windows
 from tests.kits.examples import examples
 
 
@@ -35,12 +35,10 @@ def _sample(src, mt, ref=None):
 
 
 def _score(sample, limit, backend=None, budget=64):
-    windowed = with_windows(backend or Seeing(), budget)
-    windowed.load()
-    (encoded,) = windowed.encode(
-        [sample], XCometOptions(max_input_length=limit, overlong="windows")
-    )
-    (outcome,) = windowed.forward([encoded])
+    backend = backend or Seeing()
+    options = XCometOptions(max_input_length=limit, overlong="windows")
+    (encoded,) = encode_in_windows(backend, [sample], options)
+    (outcome,) = score_encoded(backend, [encoded], budget)
     return {**encoded.fields, **outcome, "length": encoded.length}
 
 
