@@ -31,10 +31,8 @@ from scorekit.errors import RequestError, SampleError
 from scorekit.schemas import Priority
 from scorekit.server.backend import Backend, Encoded, Outcome, spare_workers_of, workers_of
 from scorekit.server.batches import ItemEncoder, ModelRunner
-from scorekit.server.description import ModelDescription
-from scorekit.server.endpoint import Answer, ParsedRequest
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.endpoint import Answer, ModelDescription, ParsedRequest
+from scorekit.server.metrics import Metrics
 from scorekit.server.pools import (
     KINDS,
     InFlightSample,
@@ -43,13 +41,13 @@ from scorekit.server.pools import (
     PoolTurns,
     QueuedPart,
 )
-from scorekit.server.queue.length_log import LengthLog
+from scorekit.server.settings import ServiceSettings
+from scorekit.server.tokenizers import LengthLog
 from scorekit.server.windows import (
     encode_in_windows,
     encode_uncut,
     has_windows,
-    whole_outcome,
-    windows_of,
+    outcome_of_windows,
 )
 
 log = structlog.get_logger()
@@ -409,7 +407,7 @@ class Batcher:
                 completed.append((sample, outcome))
             elif sample.encoded is not None:  # a window
                 of_windows = [window.outcome for window in sample.parts]
-                merged = whole_outcome(sample.encoded, of_windows)
+                merged = outcome_of_windows(sample.encoded, of_windows)
                 if merged is not None:
                     completed.append((sample, merged))
         self._answer(completed)
@@ -521,7 +519,7 @@ class Batcher:
             for sample, result in new:
                 if sample.waiters:  # otherwise it was dropped meanwhile
                     sample.encoded, sample.item = result, None
-                    sample.parts = [QueuedPart(sample, part) for part in windows_of(result)]
+                    sample.parts = [QueuedPart(sample, part) for part in result.windows or [result]]
                     self.turns.put(sample.parts)
             self.changed.notify_all()
 

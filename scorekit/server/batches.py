@@ -15,9 +15,9 @@ import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Backend, Encoded, Outcome, workers_of
-from scorekit.server.description import ModelDescription
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.endpoint import ModelDescription
+from scorekit.server.metrics import Metrics
+from scorekit.server.settings import ServiceSettings
 
 log = structlog.get_logger()
 

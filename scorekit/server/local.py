@@ -22,10 +22,10 @@ from scorekit.scorers import (
 )
 from scorekit.server.backend import Backend, Encoded, Outcome, ScoringBackend
 from scorekit.server.batches import default_batch_tokens, make_batches, run_batch
-from scorekit.server.http.checks import text_error
-from scorekit.server.queue.length_log import LengthLog
+from scorekit.server.endpoint import text_error
 from scorekit.server.score_endpoint import resolve_options
-from scorekit.server.windows import encode_in_windows, whole_outcome, windows_of
+from scorekit.server.tokenizers import LengthLog
+from scorekit.server.windows import encode_in_windows, outcome_of_windows
 
 log = logging.getLogger(__name__)
 
@@ -101,20 +101,23 @@ def score_encoded(
     """Return the outcomes of encoded samples, in order; windows of several samples share batches.
 
     max_tokens, max_items: most padded tokens and samples, or windows, of a batch."""
-    parts = [windows_of(sample) for sample in samples]
-    flat = [part for windows in parts for part in windows]
+    flat = [part for sample in samples for part in sample.windows or [sample]]
     scored: dict[int, Outcome] = {}
     lengths = [(part.length, part.rows) for part in flat]
     for batch in make_batches(lengths, max_tokens, max_items):
         in_hand = [flat[k] for k in batch]
-        outcomes = run_batch(backend.forward, in_hand, backend.endpoint.outcome_error)
-        scored |= dict(zip(batch, outcomes, strict=True))
-    in_order = (scored[k] for k in range(len(flat)))
-    merged = (
-        whole_outcome(sample, list(islice(in_order, len(windows))))
-        for sample, windows in zip(samples, parts, strict=True)
-    )
-    return [outcome for outcome in merged if outcome is not None]
+        of_batch = run_batch(backend.forward, in_hand, backend.endpoint.outcome_error)
+        scored |= dict(zip(batch, of_batch, strict=True))
+    in_order = iter([scored[k] for k in range(len(flat))])
+    outcomes: list[Outcome] = []
+    for sample in samples:
+        if sample.windows:
+            merged = outcome_of_windows(sample, list(islice(in_order, len(sample.windows))))
+            assert merged is not None  # none is pending
+            outcomes.append(merged)
+        else:
+            outcomes.append(next(in_order))
+    return outcomes
 
 
 def _encode(

@@ -17,14 +17,12 @@ from scorekit.net.tasks import run_in_daemon_thread
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend
 from scorekit.server.batcher import Batcher
-from scorekit.server.cache import Cache
-from scorekit.server.cache_tiers import open_tier
-from scorekit.server.endpoint import Endpoint, ParsedRequest
-from scorekit.server.http.checks import LARGE
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.cache import Cache, open_tier
+from scorekit.server.endpoint import LARGE, Endpoint, ParsedRequest
+from scorekit.server.metrics import Metrics
 from scorekit.server.pools import PendingItem, PendingRequest
-from scorekit.server.queue.memory_budget import MemoryBudget
+from scorekit.server.receive import MemoryBudget
+from scorekit.server.settings import Secrets, ServiceSettings
 
 log = structlog.get_logger()
 

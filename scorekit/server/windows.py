@@ -44,29 +44,20 @@ def encode_in_windows(
 ) -> list[Encoded | SampleError]:
     """Encode with `overlong: windows`; a sample that does not fit is cut into windows.
 
-    Its payload is a `WindowedSample`."""
+    Its `windows` are those, its payload is a `WindowedSample`."""
     return [
         _in_windows(backend, sample, options) if encoded is None else encoded
         for sample, encoded in zip(samples, encode_uncut(backend, samples, options), strict=True)
     ]
 
 
-def windows_of(encoded: Encoded) -> list[Encoded]:
-    """Return what a model scores of an encoded sample: its windows, or the sample itself."""
-    payload = encoded.payload
-    return payload.windows if isinstance(payload, WindowedSample) else [encoded]
-
-
-def whole_outcome(encoded: Encoded, outcomes: Sequence[Outcome | None]) -> Outcome | None:
-    """Return the outcome of an encoded sample from those of `windows_of`, None for a pending one.
+def outcome_of_windows(encoded: Encoded, outcomes: Sequence[Outcome | None]) -> Outcome | None:
+    """Return the outcome of a sample from those of its windows, None for a pending one.
 
     None while any is pending, unless one has failed."""
-    payload = encoded.payload
-    if not isinstance(payload, WindowedSample):
-        return outcomes[0]
     if None in outcomes and not any(isinstance(outcome, SampleError) for outcome in outcomes):
         return None
-    merged = merge_outcomes(payload, outcomes)
+    merged = merge_outcomes(encoded.payload, outcomes)
     return merged if isinstance(merged, SampleError) else {**merged, **encoded.fields}
 
 
@@ -204,10 +195,9 @@ class WindowRange:
 
 @dataclass(slots=True)
 class WindowedSample:
-    """The payload of a sample in windows, with the encoding of each."""
+    """The payload of a sample in windows, with the position of each."""
 
     sample: TranslationSample
-    windows: list[Encoded]
     positions: list[WindowRange]
 
 
@@ -226,8 +216,9 @@ def _encoded_whole(
     return Encoded(
         max(window.length for window in windows),
         fields,
-        WindowedSample(sample, windows, positions),
+        WindowedSample(sample, positions),
         rows=sum(window.rows for window in windows),
+        windows=windows,
     )
 
 

@@ -15,9 +15,9 @@ from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.batcher import Batcher
 from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.metrics import Metrics
 from scorekit.server.pools import PendingItem, PendingRequest
+from scorekit.server.settings import ServiceSettings
 from testing.servers import PATIENCE_S
 
 

@@ -14,13 +14,13 @@ import pytest
 from scorekit.errors import RequestError, UserError
 from scorekit.server.app import create_app
 from scorekit.server.batcher import PIECE, PIECE_BYTES, TokenizerLine, TokenizeTask
+from scorekit.server.connection import Connection
+from scorekit.server.endpoint import VALUES_A_SAMPLE
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.checks import VALUES_A_SAMPLE
-from scorekit.server.http.connection import Connection
-from scorekit.server.http.run import service_config
-from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.pools import InFlightSample
-from scorekit.server.queue.memory_budget import SAMPLE_BYTES, MemoryBudget
+from scorekit.server.receive import SAMPLE_BYTES, MemoryBudget
+from scorekit.server.run import service_config
+from scorekit.server.settings import ServiceSettings
 from testing.servers import JSON, running_app, running_service, wait_ready, wait_until
 
 MIB = 2**20

@@ -108,6 +108,24 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
     _run(test, backend)
 
 
+def test_what_the_model_has_is_scored_for_the_cache_though_its_caller_has_left():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        caller = submit("in the model")
+        await _until(lambda: caller.flights[0].is_dispatched)
+        batcher.release(caller.job)
+        assert len(batcher.flights) == 1
+        joins = submit("in the model")
+        backend.open(1)
+        (answer,) = await joins.answers()
+        assert "score" in answer and not batcher.flights
+
+    stored = _run(test, backend)
+    assert backend.texts == [["in the model"]]
+    assert [list(results) for results in stored] == [[b"in the model"]]
+
+
 def test_a_full_queue_refuses_the_whole_request_and_keeps_nothing_of_it():
     backend = Gate()
 

@@ -318,6 +318,31 @@ def test_pieces_of_a_large_request_let_others_be_tokenised():
     assert line.take() is None
 
 
+def test_who_joins_bulk_that_is_not_tokenised_yet_does_not_wait_for_its_turn():
+    go = threading.Event()
+    order = []
+
+    class Slow(FakeBackend):
+        def encode(self, samples, options):
+            if samples[0].mt == "0":
+                go.wait(PATIENCE_S)
+            order.append(samples[0].mt)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        order.clear()
+        bulk = submit(*(f"{k}" for k in range(PIECE + 1)), priority="bulk")
+        more = submit("joined", priority="bulk")
+        now = submit("joined")
+        go.set()
+        await now.job.done
+        assert await more.answers() == await now.answers()
+        await bulk.job.done
+        assert order == ["0", "joined", f"{PIECE}"]
+
+    _run(test, Slow())
+
+
 TEXTS = [f"text{n}. " * count for n, count in enumerate((1, 3, 20, 90, 200))] + [
     "a nan. " * 30,
     "a poison. " * 40,

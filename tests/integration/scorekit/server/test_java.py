@@ -13,7 +13,7 @@ import pytest
 from testing.servers import JSON, PATIENCE_S
 from tests.kits.server_kinds import KINDS, Answer
 
-CLIENT = Path(__file__).parents[4] / "data/java/Client.java"
+CLIENT = Path(__file__).parents[3] / "data/java/Client.java"
 
 
 @pytest.mark.skipif(

@@ -18,7 +18,7 @@ from scorekit.server.fake import FakeBackend
 from testing.servers import JSON, Held, free_port, running_service, wait_ready, wait_until
 from tests.kits import forked
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[4]
 BODY = json.dumps({"samples": [{"src": "Hello.", "mt": "안녕하세요."}]}).encode()
 HEAD = (
     b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -31,8 +31,8 @@ LITTLE_ROOM = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import main
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.run import main
+from scorekit.server.settings import ServiceSettings
 main(ServiceSettings, lambda settings: FakeBackend())
 """
 

@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorekit.errors import RequestError
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.origin import Access, AllowedHosts, bearer_token, has_body, refuse
+from scorekit.server.connection import Access, AllowedHosts, bearer_token, has_body, refuse
+from scorekit.server.metrics import Metrics
 
 log = structlog.get_logger()
 

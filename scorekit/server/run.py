@@ -18,16 +18,16 @@ import uvicorn
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
-from scorekit.server.http.connection import (
+from scorekit.server.connection import (
     allow_many_connections,
     host_in_url,
     listen,
     server_config,
 )
-from scorekit.server.http.drain import DrainingServer
-from scorekit.server.http.middleware import request_id_now
-from scorekit.server.http.settings import ServiceSettings, parse_settings
+from scorekit.server.drain import DrainingServer
+from scorekit.server.middleware import request_id_now
 from scorekit.server.service import ScoringService
+from scorekit.server.settings import ServiceSettings, parse_settings
 from scorekit.streams import protect_streams, set_report
 
 log = structlog.get_logger()

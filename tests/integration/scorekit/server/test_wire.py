@@ -11,9 +11,9 @@ import pytest
 from websockets.sync.client import connect
 
 from scorekit.server.app import create_app
+from scorekit.server.connection import server_config
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.connection import server_config
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import JSON, PATIENCE_S, running_app, running_service
 from tests.integration.scorekit.net.certificates import HAS_OPENSSL, self_signed
 from tests.kits.server_kinds import KINDS, LAST, PAIR, RawClient, head, sockets_app

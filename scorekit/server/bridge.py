@@ -18,17 +18,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorekit.errors import RequestError, UserError
 from scorekit.net.hosts import host_names
-from scorekit.server.http.checks import LARGE, parse_json, without_mark
-from scorekit.server.http.connection import (
+from scorekit.server.connection import (
     SHUTTING_DOWN,
+    Access,
+    AllowedHosts,
     allow_many_connections,
+    bearer_token,
+    has_body,
     host_in_url,
     listen,
+    refuse,
     server_config,
 )
-from scorekit.server.http.drain import DrainingServer
-from scorekit.server.http.origin import Access, AllowedHosts, bearer_token, has_body, refuse
-from scorekit.server.queue.memory_budget import MemoryBudget, MemoryReservation, read_body
+from scorekit.server.drain import DrainingServer
+from scorekit.server.endpoint import LARGE, parse_json, without_mark
+from scorekit.server.receive import MemoryBudget, MemoryReservation, read_body
 
 log = logging.getLogger("scorekit.server")
 

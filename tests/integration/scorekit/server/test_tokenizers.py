@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
-from scorekit.server.queue import tokenizer
-from scorekit.server.queue.tokenizer import BoundedTokenizer, slices, splits_at_spaces
+from scorekit.server import tokenizers
+from scorekit.server.tokenizers import BoundedTokenizer, slices, splits_at_spaces
 from services.metricx.model import MetricXBackend
 from services.metricx.tokenizer import load_tokenizer
 from testing.checkpoints.xcomet import loaded
 from tests.kits.examples import examples
 from tests.kits.real_tokenizers import real_tokenizer
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[4]
 #: Bytes for unknown characters (demo); NFKC and runs of unknown characters (golden, as in mT5).
 FOLDERS = {
     "metricx": ROOT / "demo/models/metricx",
@@ -106,9 +106,9 @@ texts_of_nasty = st.lists(st.sampled_from(NASTY), max_size=60).map("".join)
 def test_what_is_read_has_the_ids_of_the_whole_text(name, texts, max_tokens):
     """Check every limit, however small."""
     with (
-        patch.object(tokenizer, "_CHARS_AN_ID", 1),
-        patch.object(tokenizer, "_SEARCH", 40),
-        patch.object(tokenizer, "SLICE_BYTES", 200),
+        patch.object(tokenizers, "_CHARS_AN_ID", 1),
+        patch.object(tokenizers, "_SEARCH", 40),
+        patch.object(tokenizers, "SLICE_BYTES", 200),
     ):
         results = read(name, texts, max_tokens)
     for text, result in zip(texts, results, strict=True):

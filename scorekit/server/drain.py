@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import uvicorn
 
-from scorekit.server.http.connection import SHUTTING_DOWN, Connection
+from scorekit.server.connection import SHUTTING_DOWN, Connection
 from scorekit.streams import stop_waiting
 
 #: Seconds from the last answer to the end of the process. `ScoringService.close` joins the threads

@@ -1,1 +1,0 @@
-"""Tokenizers, the log of long inputs, and the memory budget of requests."""
