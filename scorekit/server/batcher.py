@@ -516,11 +516,15 @@ class Batcher:
         if refused:
             self._hand_over(self._answer, refused)
         with self.changed:
+            parts: list[QueuedPart] = []
             for sample, result in new:
                 if sample.waiters:  # otherwise it was dropped meanwhile
                     sample.encoded, sample.item = result, None
-                    sample.parts = [QueuedPart(sample, part) for part in result.windows or [result]]
-                    self.turns.put(sample.parts)
+                    sample.parts = [
+                        QueuedPart(sample, part) for part in result.windows or (result,)
+                    ]
+                    parts += sample.parts
+            self.turns.put(parts)
             self.changed.notify_all()
 
     def _run_model(self) -> None:

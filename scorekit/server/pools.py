@@ -171,14 +171,22 @@ class BatchPool:
     def __len__(self) -> int:
         return len(self._order)
 
-    def put(self, part: QueuedPart) -> None:
-        """Add a part as the youngest."""
-        length, rows = part.encoded.length, part.encoded.rows
-        part.pool, part.key = self, (-length << _AGE_BITS) + next(self._numbers)
-        self._parts[part.key] = part
-        insort(self._order, part.key)
-        self._rows += rows
-        self._tokens += length * rows
+    def put(self, parts: Sequence[QueuedPart]) -> None:
+        """Add parts as the youngest."""
+        keys = []
+        for part in parts:
+            length, rows = part.encoded.length, part.encoded.rows
+            part.pool, part.key = self, (-length << _AGE_BITS) + next(self._numbers)
+            self._parts[part.key] = part
+            keys.append(part.key)
+            self._rows += rows
+            self._tokens += length * rows
+        if 4 * len(keys) > len(self._order):
+            self._order += keys
+            self._order.sort()
+        else:
+            for key in keys:
+                insort(self._order, key)
 
     def remove(self, parts: Sequence[QueuedPart]) -> None:
         """Remove parts that wait here."""
@@ -223,6 +231,8 @@ class BatchPool:
         order, parts = self._order, self._parts
         batch_cost = BATCH_COST * max_tokens
         all_padded = -(order[0] >> _AGE_BITS) * self._rows
+        if all_padded <= min(max_tokens, self._tokens + batch_cost):
+            return 0, len(order)  # a second batch would cost more than the padding
         is_few = all_padded <= min(max_tokens, self._tokens + FEW_COSTS * batch_cost)
         first = bisect_left(order, next(iter(parts)))
         end = first + 1
@@ -285,8 +295,11 @@ class PoolTurns:
 
     def put(self, parts: Iterable[QueuedPart]) -> None:
         """Add parts, each to the pool of its sample's priority and request."""
+        by_pool: dict[BatchPool, list[QueuedPart]] = {}
         for part in parts:
-            self.pool_of(part.sample).put(part)
+            by_pool.setdefault(self.pool_of(part.sample), []).append(part)
+        for pool, new in by_pool.items():
+            pool.put(new)
 
     def pool_of(self, sample: InFlightSample) -> BatchPool:
         """Return the pool of a sample."""

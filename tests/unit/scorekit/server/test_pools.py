@@ -198,8 +198,7 @@ def test_among_few_a_newcomer_joins_its_equals():
 def test_few_samples_never_cost_more_than_one_batch_of_all(sizes, budget):
     parts = [part(length, rows=rows) for length, rows in sizes]
     pool = BatchPool()
-    for p in parts:
-        pool.put(p)
+    pool.put(parts)
     real = sum(length * rows for length, rows in sizes)
     batch_cost = BATCH_COST * budget
     batches = []
