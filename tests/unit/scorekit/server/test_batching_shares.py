@@ -55,9 +55,8 @@ async def batches_until(backend, caller):
         count = len(backend.texts)
         backend.open(1)
         await _until(lambda count=count: len(backend.texts) > count)
-        for _ in range(5):  # results are passed to the event loop
-            await asyncio.sleep(0)
         await _until(lambda: backend.holds or caller.job.done.done())
+        await asyncio.sleep(0)  # results were passed to the event loop before the next batch
     return len(backend.texts) - before
 
 
