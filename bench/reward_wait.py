@@ -23,7 +23,7 @@ from bench.common import ROOT, WORK, Measurement, quiet_logs, run
 from scorekit.config import load_config
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app, wait_ready
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples

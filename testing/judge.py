@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from scorekit.net.http_clients import sync_client
 from scorekit.server.app import create_app
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from services.judge.model import OpenAIBackend, RulesBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings

@@ -17,8 +17,8 @@ from scorekit.net.http_clients import sync_client
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import service_config
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.run import service_config
+from scorekit.server.settings import Secrets, ServiceSettings
 from testing.processes import free_port as free_port
 
 #: Only stops a hang: even on a busy machine no test waits this long.

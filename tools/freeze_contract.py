@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from scorekit.command import run_command
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from services.embedder.settings import EmbedderSettings
 from services.judge.__main__ import make_backend
 from services.judge.settings import JudgeSettings

@@ -36,16 +36,15 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "command": "scorekit.__main__ scorekit.lazy_commands scorekit.first_config",
     },
     "scorekit.server": {
-        "settings, metrics": "scorekit.server.http",
-        "connections, bridge": "scorekit.server.http.connection scorekit.server.http.drain "
-        "scorekit.server.http.bridge scorekit.server.queue.memory_budget",
-        "backend, cache": "scorekit.server scorekit.server.http.answers",
-        "queue": "scorekit.server.queue",
-        "windows: merge": "scorekit.server.windows.merge",
-        "windows": "scorekit.server.windows",
+        "settings, metrics": "scorekit.server.settings scorekit.server.metrics",
+        "backend, cache": "scorekit.server",
+        "connections, bridge": "scorekit.server.connection scorekit.server.drain "
+        "scorekit.server.bridge scorekit.server.receive",
+        "queue": "scorekit.server.batches scorekit.server.batcher scorekit.server.pools "
+        "scorekit.server.tokenizers scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
-        "app, HTTP": "scorekit.server.app scorekit.server.fake "
-        "scorekit.server.http.body scorekit.server.http.middleware scorekit.server.http.run",
+        "app, HTTP": "scorekit.server.app scorekit.server.fake scorekit.server.page "
+        "scorekit.server.middleware scorekit.server.run",
     },
     "services": {
         "metricx": "services.metricx services",

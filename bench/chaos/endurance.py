@@ -20,7 +20,7 @@ from bench.chaos.supervised import Supervised, pair_of_services
 from bench.common import Measurement, on_core, quiet_logs, service
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.load import (
     Answer,
     batches,

@@ -25,10 +25,9 @@ import httpx
 
 from scorekit.command import clean_exit
 from scorekit.schemas import TranslationSample
-from scorekit.server.cache import Cache
-from scorekit.server.cache_tiers import open_tier
+from scorekit.server.cache import Cache, open_tier
 from scorekit.server.fake import fake_score
-from scorekit.server.http.metrics import Metrics
+from scorekit.server.metrics import Metrics
 from testing.processes import exit_on_sigterm, free_port, running
 from testing.proxy import delaying_proxy
 from testing.redis_process import RedisProcess, running_redis

@@ -36,7 +36,7 @@ def burn(seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    from scorekit.server.http.run import main
+    from scorekit.server.run import main
 
     with clean_exit(stdout="log"):
         main(FakeSettings, BusyBackend)

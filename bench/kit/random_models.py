@@ -21,8 +21,8 @@ from pydantic_settings import SettingsConfigDict
 from bench.common import ROOT, WORK
 from scorekit.command import clean_exit
 from scorekit.server.backend import ScoringBackend
-from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.score_endpoint import ScoreDescription
+from scorekit.server.settings import ServiceSettings
 from services.metricx.model import MetricXBackend
 from services.xcomet.checkpoint import Checkpoint
 from services.xcomet.model import XCometBackend
@@ -229,7 +229,7 @@ def make_backend(settings: RandomSettings) -> ScoringBackend:
 
 
 if __name__ == "__main__":
-    from scorekit.server.http.run import main
+    from scorekit.server.run import main
 
     with clean_exit():
         main(RandomSettings, make_backend)

@@ -41,7 +41,7 @@ from bench.scaling.settings import LearnerSettings, RunSettings, SamplerSettings
 from bench.scaling.timed_server import timed_app
 from scorekit.processes import end_with_parent, end_worker_with_parent
 from scorekit.server.app import create_app
-from scorekit.server.http.settings import ServiceSettings as HttpSettings
+from scorekit.server.settings import ServiceSettings as HttpSettings
 from services.retriever.model import RetrieverBackend
 from testing.judge import judge_app
 from testing.openai_server import FakeOpenAI

@@ -170,7 +170,7 @@ def answer_half_right(body: dict[str, Any], seed: int | None) -> str:
 
 def _serve(pipe: Connection, cfg: RunSettings, script: Mapping[int, ScriptedTurn]) -> None:
     from scorekit.server.app import create_app
-    from scorekit.server.http.settings import ServiceSettings as HttpSettings
+    from scorekit.server.settings import ServiceSettings as HttpSettings
     from services.retriever.model import RetrieverBackend
 
     quiet_logs()

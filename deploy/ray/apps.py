@@ -87,7 +87,7 @@ class Scorer:
 
     async def __init__(self, service: str, args: dict[str, Any]) -> None:  # type: ignore[misc]
         from scorekit.server.app import create_app
-        from scorekit.server.http.run import prepare_process
+        from scorekit.server.run import prepare_process
 
         settings = make_settings(service, args)
         prepare_process(settings.log_level)

@@ -113,7 +113,7 @@ def _omission_teller() -> Iterator[str]:
     """
     from evidence.translation.omissions import OmissionTeller
     from scorekit.server.app import create_app
-    from scorekit.server.http.settings import ServiceSettings
+    from scorekit.server.settings import ServiceSettings
     from trainer.translation.data import load_examples
 
     examples = [*load_examples(ROOT / "demo/data/rl_prompts.jsonl"), *load_examples(HELD_OUT)]

@@ -199,7 +199,7 @@ class _Address:
 
     def check(self) -> None:
         """Raise UserError for a name that is none."""
-        from scorekit.server.http.bridge import bridge_access
+        from scorekit.server.bridge import bridge_access
 
         bridge_access(self.host, self.allow_host)
 
@@ -235,7 +235,7 @@ def _source(
 async def _serve(
     address: _Address, settings: RewardSettings, start: _Start, marks: Mapping[str, Any]
 ) -> None:
-    from scorekit.server.http.bridge import serve_bridge
+    from scorekit.server.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
         client, label, rewards = await _opened(stack, settings, start)

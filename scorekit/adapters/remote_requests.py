@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from scorekit.server.http.bridge import BridgeMiddleware
-    from scorekit.server.http.origin import Access
+    from scorekit.server.bridge import BridgeMiddleware
+    from scorekit.server.connection import Access
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -104,8 +104,8 @@ def create_routes(
     """
     from starlette.routing import Route, Router
 
-    from scorekit.server.http.bridge import BridgeMiddleware
-    from scorekit.server.http.origin import bearer_token
+    from scorekit.server.bridge import BridgeMiddleware
+    from scorekit.server.connection import bearer_token
 
     routes = [
         *(Route(path, _posting(handle), methods=["POST"]) for path, handle in posts.items()),

@@ -23,7 +23,7 @@ from scorekit.scorers import raise_for_failures
 from scorekit.text.end_marks import without_end_marks
 
 if TYPE_CHECKING:
-    from scorekit.server.http.bridge import BridgeMiddleware
+    from scorekit.server.bridge import BridgeMiddleware
 
 
 class RewardServer:
@@ -126,7 +126,7 @@ def create_app(
     host: the address that it listens on. allow_host: further names of it, separated by commas.
     Raises UserError for a name that is none.
     """
-    from scorekit.server.http.bridge import bridge_access
+    from scorekit.server.bridge import bridge_access
 
     return create_routes(
         posts={"/get_reward": server.get_reward, "/remote_rm": server.remote_rm},

@@ -21,17 +21,15 @@ import scorekit
 from scorekit.errors import RequestError
 from scorekit.schemas import SCHEMA_VERSION, ErrorResponse
 from scorekit.server.backend import Backend
-from scorekit.server.endpoint import Line
-from scorekit.server.http.body import RequestSchema, read_query, read_request
-from scorekit.server.http.checks import LARGE
-from scorekit.server.http.middleware import RequestMiddleware
-from scorekit.server.http.origin import AllowedHosts
-from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
+from scorekit.server.connection import AllowedHosts
+from scorekit.server.endpoint import LARGE, Line
+from scorekit.server.middleware import RequestMiddleware
 from scorekit.server.page import add_docs_route, add_page
 from scorekit.server.page.rows import MAX_BODY_BYTES, answer_rows
-from scorekit.server.queue.in_flight import PendingRequest
-from scorekit.server.queue.memory_budget import read_body
+from scorekit.server.pools import PendingRequest
+from scorekit.server.receive import RequestSchema, read_body, read_query, read_request
 from scorekit.server.service import MANY, ScoringService
+from scorekit.server.settings import Secrets, ServiceSettings, load_api_keys
 
 
 def create_app(

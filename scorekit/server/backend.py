@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
-from scorekit.server.description import ModelDescription
-from scorekit.server.endpoint import Endpoint
+from scorekit.server.endpoint import Endpoint, ModelDescription
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 
 
@@ -29,6 +28,7 @@ class Encoded:
     is_wanted: returns whether a request still waits for the item; set while it is in `forward`.
         A backend that waits for another server asks it, and then gives a `cancelled` item up.
     worker: the worker that has its batch, if the backend has `spare_workers`.
+    windows: of a sample in windows (`overlong: windows`), what the model scores in its place.
     """
 
     length: int
@@ -38,6 +38,7 @@ class Encoded:
     timeout_s: float | None = None
     is_wanted: Callable[[], bool] | None = None
     worker: Worker | None = None
+    windows: Sequence[Encoded] = ()
 
 
 class Worker(Protocol):

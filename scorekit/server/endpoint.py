@@ -1,4 +1,4 @@
-"""An endpoint that a backend names: its requests, outcomes and answers.
+"""An endpoint that a backend names: its requests, outcomes and answers, and checks of texts.
 
 `score_endpoint.py` has the endpoint of scoring. All endpoints share the rest: batches across
 callers, single flight, cache tiers, limits, keys, typed errors, statistics, the drain.
@@ -6,18 +6,43 @@ callers, single flight, cache tiers, limits, keys, typed errors, statistics, the
 
 from __future__ import annotations
 
+import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
-from scorekit.errors import SampleError
+from scorekit.errors import RequestError, SampleError
 from scorekit.schemas import ModelRef, Priority
-from scorekit.server.description import ModelDescription
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelDescription:
+    """The static part of `GET /v1/info`; an endpoint may add fields (`ScoreDescription`)."""
+
+    model: str
+    revision: str
+    tokenizer: str
+    dtype: str
+    device: str
+    max_input_length: int
+    versions: dict[str, str | None] = field(default_factory=dict)
+    #: Who multiplies float32 matrices on a CPU, torch or onednn; None: the service has no network.
+    #: No part of the cache key: both give the same scores within float32's accuracy.
+    matmul: str | None = None
+    #: Other settings that change an outcome (attention backend, layer transformation, tokenizer
+    #: digest). They are part of the cache key.
+    engine: dict[str, str] = field(default_factory=dict)
+
 
 #: A good outcome as its endpoint serialized it, or the error.
 Answer = bytes | SampleError
@@ -134,3 +159,154 @@ class Endpoint(ABC):
     @abstractmethod
     def info(self, common: dict[str, Any], description: ModelDescription) -> BaseModel:
         """Return the answer to `GET /v1/info`. common: its fields that every endpoint has."""
+
+
+#: Approximate bytes of a part of the body.
+PART = 256 * 1024
+
+_LATE = SampleError("timeout", "not scored in time")
+
+
+def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
+    """Return the result of a sample. name: its id. answer: None if it is late, a `timeout`."""
+    start = b'{"id":' + (b"null" if name is None else to_json(name))
+    answer = answer or _LATE
+    if isinstance(answer, SampleError):
+        return start + b"," + to_json({"ok": False, "error": answer.wire(), **answer.paid})[1:]
+    return start + b',"ok":true,"cached":' + (b"true," if cached else b"false,") + answer[1:]
+
+
+def body_parts(
+    ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
+) -> Iterator[bytes]:
+    """Yield the body of `POST /v1/score` in parts. cached: indexes of cached answers.
+
+    Equal samples share one answer in memory, so the full body may be a hundred times larger.
+    """
+    head = b'{"model":' + to_json(model) + b',"results":['
+    return list_in_parts(head, results_json(ids, answers, cached), b"]}")
+
+
+def results_json(
+    ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int]
+) -> Iterator[bytes]:
+    """Yield the result of each sample. cached: indexes of cached answers."""
+    for index, (name, answer) in enumerate(zip(ids, answers, strict=True)):
+        yield result_json(name, answer, index in cached)
+
+
+def list_in_parts(head: bytes, items: Iterable[bytes], end: bytes) -> Iterator[bytes]:
+    """Yield a JSON document around a list, in parts of about `PART` bytes.
+
+    head: what is before the first item. end: what is after the last one."""
+    parts, size = [head], 0
+    for index, item in enumerate(items):
+        parts += [b",", item] if index else [item]
+        size += len(item)
+        if size > PART:
+            yield b"".join(parts)
+            parts, size = [], 0
+    yield b"".join([*parts, end])
+
+
+def line_json(index: int, name: str | None, answer: Answer | None, cached: bool) -> bytes:
+    """Return one line of a stream."""
+    result = result_json(name, answer, cached)
+    return b'{"index":' + str(index).encode() + b"," + result[1:] + b"\n"
+
+
+#: Bodies of at most so many bytes are parsed without counting their values.
+LARGE = 256 * 1024
+#: Values and names that a sample may have on average in a large body: several times those of any
+#: rubric.
+VALUES_A_SAMPLE = 32
+#: What some writers of UTF-8 put before a text (Windows, .NET).
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: A separator and one value: a string, the start of an object or a list, a number or a word. It
+#: matches everywhere and never backtracks, so the whole body is scanned once.
+_VALUE = re.compile(
+    rb'[\s,:\]}]*+(?:"(?:[^"\\]++|(?:\\.)++)*+"?|[\[{]|[^\s"\[\]{},:]++|\Z)', re.DOTALL
+)
+#: Characters of a sender's name that an error shows.
+_SHOWN_CHARACTERS = 40
+_DUPLICATE = 'Detected duplicate key "'
+
+
+def without_mark(body: bytes) -> bytes:
+    """Return a body without a byte order mark before it."""
+    return body.removeprefix(_BYTE_ORDER_MARK)
+
+
+def parse_json(body: bytes, max_samples: int) -> Any:
+    """Return the value of a JSON body, which has no byte order mark.
+
+    Raises RequestError if it is no JSON, if a large body has too many values, or if an object has a
+    name twice: parsers would use the last value in silence.
+    """
+    import jiter
+
+    if len(body) > LARGE:
+        # A body of megabytes may have millions of values. Parsing them takes a hundred times its
+        # bytes and holds the GIL for seconds; counting does neither.
+        max_values = VALUES_A_SAMPLE * max_samples + 1000
+        if next(islice(_VALUE.finditer(body), max_values, None), None) is not None:
+            raise RequestError("too_large", f"body: more than {max_values} values, names included")
+    try:
+        return jiter.from_json(body, catch_duplicate_keys=True, cache_mode="keys")
+    except ValueError as error:
+        problem = f"Invalid JSON: {error}"
+        if str(error).startswith(_DUPLICATE):
+            name, _, position = str(error).removeprefix(_DUPLICATE).rpartition('" at ')
+            problem = f"the name {shown_name(name)} stands twice in an object, at {position}. "
+            problem += "Give it once"
+        raise RequestError("invalid_request", f"body: {problem}") from None
+
+
+def shown_name(name: str) -> str:
+    """Return a name that the sender chose for an error: escaped, in quotes, and cut."""
+    return repr(name if len(name) <= _SHOWN_CHARACTERS else name[:_SHOWN_CHARACTERS] + "...")
+
+
+def text_error(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
+    """Return the error if a model must not read a text of this sample; None if all are valid.
+
+    max_chars: max characters (code points) of a text.
+    """
+    values = sample.__dict__
+    sample_type: type[BaseModel] = type(sample)
+    names = _text_fields(sample_type)
+    if sample.model_extra:  # texts defined by a rubric
+        values = values | sample.model_extra
+        names += tuple(sample.model_extra)
+    for name in names:
+        value = values[name]
+        problem = find_text_problem(value, max_chars) if value else None
+        if problem is not None:
+            # The name of another field may be any text.
+            is_own_field = name in sample_type.model_fields
+            return SampleError("invalid_input", f"{name if is_own_field else 'a text'}: {problem}")
+    return None
+
+
+def find_text_problem(text: str, max_chars: int) -> str | None:
+    """Return the reason why a model must not read this text; None if it is valid."""
+    if len(text) > max_chars:
+        return f"{len(text):,} characters, at most {max_chars:,}"
+    if "\0" in text:
+        return f"NUL character at position {text.index(chr(0))}"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return f"lone surrogate at position {error.start}"
+    return None
+
+
+@cache
+def _text_fields(sample_type: type[BaseModel]) -> tuple[str, ...]:
+    """Return the names of the fields that hold text for the model."""
+    return tuple(
+        name
+        for name, field in sample_type.model_fields.items()
+        if name != "id" and field.annotation in (str, str | None)
+    )

@@ -17,8 +17,8 @@ from pydantic_settings import SettingsConfigDict
 from scorekit.errors import SampleError
 from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample, XCometOptions
 from scorekit.server.backend import Encoded, Outcome, translation_probe
-from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from scorekit.server.settings import ServiceSettings
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -150,6 +150,6 @@ def make_backend(settings: FakeSettings) -> FakeBackend:
 
 
 if __name__ == "__main__":
-    from scorekit.server.http.run import main
+    from scorekit.server.run import main
 
     main(FakeSettings, make_backend)

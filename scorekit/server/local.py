@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from scorekit.errors import SampleError
@@ -19,12 +20,12 @@ from scorekit.scorers import (
     as_scoring_config,
     reward_output,
 )
-from scorekit.server.backend import Encoded, Outcome, ScoringBackend
-from scorekit.server.http.checks import text_error
-from scorekit.server.queue.batch import default_batch_tokens, make_batches, run_batch
-from scorekit.server.queue.length_log import LengthLog
+from scorekit.server.backend import Backend, Encoded, Outcome, ScoringBackend
+from scorekit.server.batches import default_batch_tokens, make_batches, run_batch
+from scorekit.server.endpoint import text_error
 from scorekit.server.score_endpoint import resolve_options
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.tokenizers import LengthLog
+from scorekit.server.windows import encode_in_windows, outcome_of_windows
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ class LocalScorer:
         chosen = {name: value for name, value in defaults.items() if value is not None}
         self._defaults = as_scoring_config(chosen)
         self.backend = backend
-        self._windowed = with_windows(backend, max_batch_tokens)
-        self.description: Any = self._windowed.load()
+        self.description: Any = backend.load()
         self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description.device)
         self._lock = threading.Lock()  # a model is not thread-safe
         self._length_log = LengthLog(partial(_write_lengths, backend.service))
@@ -79,8 +79,9 @@ class LocalScorer:
                 readable.append(index)
             else:
                 outcomes[index] = error
+        encode = encode_in_windows if options.overlong == "windows" else _encode
         with self._lock:
-            encoded = self._windowed.encode([checked[i] for i in readable], options)
+            encoded = encode(self.backend, [checked[i] for i in readable], options)
             self._length_log.note(encoded)
             waiting: list[tuple[int, Encoded]] = []
             for index, item in zip(readable, encoded, strict=True):
@@ -88,12 +89,41 @@ class LocalScorer:
                     outcomes[index] = item
                 else:
                     waiting.append((index, item))
-            lengths = [(item.length, item.rows) for _, item in waiting]
-            for batch in make_batches(lengths, self.max_batch_tokens, cfg.batch_size):
-                in_hand = [waiting[k][1] for k in batch]
-                scored = run_batch(self._windowed.forward, in_hand, endpoint.outcome_error)
-                outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
+            in_order = [item for _, item in waiting]
+            scored = score_encoded(self.backend, in_order, self.max_batch_tokens, cfg.batch_size)
+            outcomes |= dict(zip((index for index, _ in waiting), scored, strict=True))
         return reward_output([_result(s.id, outcomes[index]) for index, s in enumerate(samples)])
+
+
+def score_encoded(
+    backend: Backend, samples: Sequence[Encoded], max_tokens: int, max_items: int | None = None
+) -> list[Outcome]:
+    """Return the outcomes of encoded samples, in order; windows of several samples share batches.
+
+    max_tokens, max_items: most padded tokens and samples, or windows, of a batch."""
+    flat = [part for sample in samples for part in sample.windows or [sample]]
+    scored: dict[int, Outcome] = {}
+    lengths = [(part.length, part.rows) for part in flat]
+    for batch in make_batches(lengths, max_tokens, max_items):
+        in_hand = [flat[k] for k in batch]
+        of_batch = run_batch(backend.forward, in_hand, backend.endpoint.outcome_error)
+        scored |= dict(zip(batch, of_batch, strict=True))
+    in_order = iter([scored[k] for k in range(len(flat))])
+    outcomes: list[Outcome] = []
+    for sample in samples:
+        if sample.windows:
+            merged = outcome_of_windows(sample, list(islice(in_order, len(sample.windows))))
+            assert merged is not None  # none is pending
+            outcomes.append(merged)
+        else:
+            outcomes.append(next(in_order))
+    return outcomes
+
+
+def _encode(
+    backend: Backend, samples: Sequence[TranslationSample], options: Any
+) -> list[Encoded | SampleError]:
+    return backend.encode(samples, options)
 
 
 def _write_lengths(service: str, cut: int, refused: int, cut_by_name: dict[str, int]) -> None:

@@ -16,16 +16,13 @@ from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.net.tasks import run_in_daemon_thread
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend
-from scorekit.server.cache import Cache
-from scorekit.server.cache_tiers import open_tier
-from scorekit.server.endpoint import Endpoint, ParsedRequest
-from scorekit.server.http.checks import LARGE
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import Secrets, ServiceSettings
-from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.in_flight import PendingItem, PendingRequest
-from scorekit.server.queue.memory_budget import MemoryBudget
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.batcher import Batcher
+from scorekit.server.cache import Cache, open_tier
+from scorekit.server.endpoint import LARGE, Endpoint, ParsedRequest
+from scorekit.server.metrics import Metrics
+from scorekit.server.pools import PendingItem, PendingRequest
+from scorekit.server.receive import MemoryBudget
+from scorekit.server.settings import Secrets, ServiceSettings
 
 log = structlog.get_logger()
 
@@ -40,7 +37,7 @@ class ScoringService:
     """Owns the model, the queue and the cache of one process."""
 
     def __init__(self, backend: Backend, settings: ServiceSettings, secrets: Secrets) -> None:
-        self.backend = backend = with_windows(backend, settings.max_batch_tokens)
+        self.backend = backend
         self.endpoint = backend.endpoint
         self.settings = settings
         self.metrics = Metrics()

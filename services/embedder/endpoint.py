@@ -14,10 +14,14 @@ from pydantic_core import to_json
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError, UserError
 from scorekit.schemas import ModelRef, Wire, WireAnswer
-from scorekit.server.description import ModelDescription
-from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
-from scorekit.server.http.answers import list_in_parts
-from scorekit.server.http.checks import find_text_problem
+from scorekit.server.endpoint import (
+    Answer,
+    Endpoint,
+    ModelDescription,
+    ParsedRequest,
+    find_text_problem,
+    list_in_parts,
+)
 from services.embedder.settings import MAX_INPUTS
 
 #: Header of a cached vector: the token count of its text.

@@ -15,7 +15,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.hub import fetch_model, hide_short_progress, looks_local, public_name
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
-from scorekit.server.queue.tokenizer import BoundedTokenizer
+from scorekit.server.tokenizers import BoundedTokenizer
 from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
 from services.embedder.folder import EMBEDDER_FILES, check_folder, digest_folder, read_prompts
 

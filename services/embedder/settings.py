@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from scorekit.server.http.settings import ModelSettings
+from scorekit.server.settings import ModelSettings
 
 #: Largest number of texts in a request, as in OpenAI's API.
 MAX_INPUTS = 2048

@@ -15,7 +15,7 @@ from scorekit.command import clean_exit, clean_imports
 with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import refuse_password
     from scorekit.errors import UserError
-    from scorekit.server.http.run import main
+    from scorekit.server.run import main
     from services.judge.model import OpenAIBackend, RulesBackend
     from services.judge.rubrics import load_rubrics
     from services.judge.settings import JudgeSettings, UpstreamSecrets

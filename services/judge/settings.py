@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, CliSuppress, SettingsConfigDict
 
 from scorekit.llm.dialects import DialectName
 from scorekit.schemas import MAX_VOTES
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 
 #: Seconds before the second, third, ... attempt at the upstream server; the last one repeats.
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0)

@@ -12,7 +12,7 @@ from typing import NoReturn
 from scorekit.command import clean_exit, clean_imports
 
 with clean_imports():  # a package that is not installed is named in one line
-    from scorekit.server.http.run import main
+    from scorekit.server.run import main
     from services.metricx.model import MetricXBackend
     from services.metricx.settings import MetricXSettings
 

@@ -31,8 +31,8 @@ from scorekit.server.backend import (
 )
 from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
 from scorekit.server.local import LocalScorer
-from scorekit.server.queue.tokenizer import BoundedTokenizer
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from scorekit.server.tokenizers import BoundedTokenizer
 from services.metricx.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from scorekit.documents import parse_json
 from scorekit.errors import UserError
-from scorekit.server.unigram import read_unigram_file, t5_tokenizer
+from scorekit.server.tokenizers import read_unigram_file, t5_tokenizer
 
 _MAX_EXTRA_IDS = 10_000
 

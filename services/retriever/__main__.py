@@ -20,7 +20,7 @@ if __name__ == "__main__" and sys.argv[1:2] == ["ingest"]:
 
 with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import refuse_password
-    from scorekit.server.http.run import main
+    from scorekit.server.run import main
     from services.retriever.backends.opening import Servers
     from services.retriever.model import RetrieverBackend
     from services.retriever.settings import RetrieverSettings

@@ -11,8 +11,7 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
 from scorekit.schemas import ModelRef, Wire, WireAnswer, as_integer
-from scorekit.server.description import ModelDescription
-from scorekit.server.endpoint import Answer, ParsedRequest
+from scorekit.server.endpoint import Answer, ModelDescription, ParsedRequest
 from services.retriever.endpoint import MOST_HITS, Query, SearchEndpoint, parsed_request
 
 #: Default number of hits, as on those servers.

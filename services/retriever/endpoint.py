@@ -15,10 +15,15 @@ from pydantic_core import to_json
 from scorekit.errors import RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, PageHit
 from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, as_integer
-from scorekit.server.description import ModelDescription
-from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
-from scorekit.server.http.answers import list_in_parts, results_json
-from scorekit.server.http.checks import find_text_problem
+from scorekit.server.endpoint import (
+    Answer,
+    Endpoint,
+    ModelDescription,
+    ParsedRequest,
+    find_text_problem,
+    list_in_parts,
+    results_json,
+)
 from services.retriever.backends.ranking import Ranking
 from services.retriever.index.records import PageRecord
 

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress, SettingsConfigDict
 
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 
 #: Seconds that a query may wait for its vectors, retries included.
 SERVER_DEADLINE_S = 30.0

@@ -1,4 +1,5 @@
-"""The base of all classes of the COMET family: which texts they read, and how ids are batched.
+"""The base of all classes of the COMET family: which texts they read, how ids are batched, and how
+layers of the encoder are captured for their heads.
 
 Imported only to load a model, as the classes themselves."""
 
@@ -6,16 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreRange, TranslationSample, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from scorekit.server.queue.tokenizer import TokenizedText
-from services.xcomet.layer_capture import layer_weights
+from scorekit.server.tokenizers import TokenizedText
 
 #: `final_activation` -> smallest and largest output of the regression head.
 _BOUNDS = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
@@ -87,3 +89,135 @@ def input_fields(
         "truncated": truncated | dict(zip(tokenized, is_cut, strict=True)),
         "mt_covered": tokenized["mt"].covered,
     }
+
+
+class _Taps:
+    """Runs an encoder and passes every layer, [R, L, H], to `_keep`.
+
+    As in transformers, layer n is the input of block n, and the last layer is the encoder's output
+    (with XLM-R-XL: after its final layer norm). Not thread-safe.
+
+    layer_norm: first normalize each layer over all positions and dimensions of a row, as
+    unbabel-comet's `LayerwiseAttention(layer_norm=True)` does.
+    """
+
+    def __init__(self, model: nn.Module, *, layer_norm: bool) -> None:
+        self._model = model
+        self._layer_norm = layer_norm
+        self._mask: torch.Tensor | None = None
+        self._last = len(model.encoder.layer)
+        for index, block in enumerate(model.encoder.layer):
+            block.register_forward_pre_hook(partial(self._before_block, index))
+
+    def _encode(self, ids: torch.Tensor, mask: torch.Tensor) -> None:
+        self._mask = mask
+        output = self._model(input_ids=ids, attention_mask=mask, output_hidden_states=False)
+        self._keep(self._last, output.last_hidden_state)
+        self._mask = None
+
+    def _before_block(self, index: int, block: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._keep(index, inputs[0])
+
+    def _keep(self, index: int, hidden: torch.Tensor) -> None:
+        raise NotImplementedError
+
+    def _normalize(self, part: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Return a normalized part [R, P, H] of `hidden`, as LayerwiseAttention's `_layer_norm`."""
+        assert self._mask is not None
+        mask = self._mask.float()[:, :, None]
+        count = mask.sum((1, 2)) * hidden.shape[-1]  # [R]
+        mean = (hidden * mask).sum((1, 2)) / count
+        deviation = (hidden * mask - mean[:, None, None]) * mask
+        variance = (deviation**2).sum((1, 2)) / count
+        return (part - mean[:, None, None]) / (variance + 1e-12).sqrt()[:, None, None]
+
+
+class LayerCapture(_Taps):
+    """Keeps the first position of every layer, and all of one layer (word_layer; None: no
+    layer)."""
+
+    def __init__(self, model: nn.Module, *, word_layer: int | None, layer_norm: bool) -> None:
+        super().__init__(model, layer_norm=layer_norm)
+        self._word_layer = word_layer
+        self._states: list[torch.Tensor] = []
+        self._words: torch.Tensor | None = None
+
+    def run(
+        self, ids: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return first positions [N+1, R, H] in float32 and the word layer [R, L, H]."""
+        self._states, self._words = [], None
+        self._encode(ids, mask)
+        words, states = self._words, torch.stack(self._states)
+        self._states, self._words = [], None
+        return states, words
+
+    def _keep(self, index: int, hidden: torch.Tensor) -> None:
+        if index == self._word_layer:
+            self._words = hidden
+        # Copy, because a view would keep the full layer in memory.
+        first = hidden[:, 0].float().clone()
+        if self._layer_norm:
+            first = self._normalize(first[:, None], hidden.float())[:, 0]
+        self._states.append(first)
+
+
+class PooledTaps(_Taps):
+    """Sums the mix of all layers at every position, and pools it over a row.
+
+    mix: share of each layer, [N+1]. pool: as in unbabel-comet's `compute_sentence_embedding`: avg,
+    max, cls, or default (the first position of the last layer).
+    """
+
+    def __init__(self, model: nn.Module, mix: torch.Tensor, *, pool: str, layer_norm: bool) -> None:
+        super().__init__(model, layer_norm=layer_norm)
+        self._shares = mix.tolist()
+        if pool == "default":
+            self._shares, self._layer_norm = [0.0] * self._last + [1.0], False
+        self._pool = pool
+        self._sum: torch.Tensor | None = None
+
+    def run(self, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> torch.Tensor:
+        """Return embeddings [R, H] in float32 of ids, mask [R, L]; pad: the padding's id."""
+        self._sum = None
+        self._encode(ids, mask)
+        mixed, self._sum = self._sum, None
+        assert mixed is not None
+        # As upstream: padding is found by its id, so a padding token within a text is masked here,
+        # but the mask below counts it.
+        padding = ids.eq(pad)[:, :, None]
+        if self._pool == "max":
+            return mixed.masked_fill(padding, float("-inf")).amax(1)
+        if self._pool == "avg":
+            return mixed.masked_fill(padding, 0.0).sum(1) / mask.sum(1)[:, None]
+        return mixed[:, 0]
+
+    def _keep(self, index: int, hidden: torch.Tensor) -> None:
+        share = self._shares[index]
+        if not share:  # a single layer, or a sparse mix
+            return
+        layer = hidden.float()
+        if self._layer_norm:
+            layer = self._normalize(layer, layer)
+        self._sum = share * layer if self._sum is None else self._sum + share * layer
+
+
+def layer_weights(metric: Any) -> torch.Tensor:
+    """Return each layer's share in the sentence head, [N+1]: the learned mix, or a single layer."""
+    layers = metric.encoder.num_layers
+    if metric.layerwise_attention is None:
+        return torch.eye(layers)[sentence_layer(metric)]
+    mix = metric.layerwise_attention
+    scalars = torch.cat([p.detach() for p in mix.scalar_parameters])
+    return mix.gamma.detach() * mix.transform_fn(scalars, dim=0)
+
+
+def sentence_layer(metric: Any) -> Any:
+    """Return the layer that the sentence head reads: `mix`, or its number."""
+    hparams = metric.hparams
+    return hparams["sent_layer"] if "sent_layer" in hparams else hparams["layer"]
+
+
+def has_layer_norm(metric: Any) -> bool:
+    """Return True if each layer is normalized before the mix."""
+    return metric.layerwise_attention is not None and bool(metric.hparams["layer_norm"])

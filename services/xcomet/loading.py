@@ -12,9 +12,8 @@ import torch
 from scorekit.errors import UserError
 from services.xcomet.checkpoint import Checkpoint, read_checkpoint
 from services.xcomet.classes import hyper_parameters
-from services.xcomet.comet_model import CometBase
+from services.xcomet.comet_model import CometBase, sentence_layer
 from services.xcomet.joint import Unified, XComet
-from services.xcomet.layer_capture import sentence_layer
 from services.xcomet.networks import Metric
 from services.xcomet.pooled import Ranking, Referenceless, Regression
 from services.xcomet.upstream import build as build_upstream

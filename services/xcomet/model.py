@@ -20,8 +20,8 @@ from scorekit.server.backend import (
 )
 from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
 from scorekit.server.local import LocalScorer
-from scorekit.server.queue.tokenizer import BoundedTokenizer, TokenizedText
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from scorekit.server.tokenizers import BoundedTokenizer, TokenizedText
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect
 from services.xcomet.upstream import check_installed
 

@@ -19,9 +19,8 @@ from torch.nn.functional import pairwise_distance
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from scorekit.server.queue.tokenizer import TokenizedText
-from services.xcomet.comet_model import CometBase, input_fields
-from services.xcomet.layer_capture import PooledTaps, has_layer_norm
+from scorekit.server.tokenizers import TokenizedText
+from services.xcomet.comet_model import CometBase, PooledTaps, has_layer_norm, input_fields
 
 _POOLS = ("avg", "max", "cls", "default")
 

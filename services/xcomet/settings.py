@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from scorekit.server.http.settings import ModelSettings
+from scorekit.server.settings import ModelSettings
 
 
 class XCometSettings(ModelSettings):

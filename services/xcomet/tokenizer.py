@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from scorekit.documents import parse_json
 from scorekit.errors import UserError
-from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
+from scorekit.server.tokenizers import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 
 _XLMR = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>"} | {
     name: f"<{name}>" for name in ("unk", "pad", "mask")

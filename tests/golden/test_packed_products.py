@@ -8,7 +8,7 @@ import torch
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.scorers import SampleForScoring
-from scorekit.server.http.settings import parse_settings
+from scorekit.server.settings import parse_settings
 from services.metricx.model import MetricXBackend, MetricXQEScorer
 from services.metricx.settings import MetricXSettings
 from services.xcomet.model import XCometBackend

@@ -49,7 +49,7 @@ EARLY = [  # a command, and what it imports early
     (["-m", "synth_parallel.cli", "status", "--config", "my.yaml"], "synth.__main__"),
     (["-m", "scorekit", "score", "in.jsonl", "out.jsonl"], "typer"),
     (["-m", "scorekit", "meta-eval", "in.jsonl", "out"], "scorekit.metaeval.command"),
-    (["-m", "services.metricx"], "scorekit.server.http.run"),
+    (["-m", "services.metricx"], "scorekit.server.run"),
     (["-m", "services.xcomet"], "uvicorn"),
     (["-m", "services.judge"], "structlog"),
     (["-m", "services.embedder"], "scorekit.command"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app, wait_ready
 
 #: Gets path and body of an answer, and returns the body that is sent.

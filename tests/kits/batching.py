@@ -12,13 +12,12 @@ from pydantic_core import from_json
 
 from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.batcher import Batcher
 from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.in_flight import PendingItem, PendingRequest
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.metrics import Metrics
+from scorekit.server.pools import PendingItem, PendingRequest
+from scorekit.server.settings import ServiceSettings
 from testing.servers import PATIENCE_S
 
 
@@ -52,7 +51,7 @@ class Caller:
 
     def __init__(self, batcher: Batcher, job: PendingRequest, keys: Sequence[bytes]) -> None:
         self.job = job
-        self.flights = [batcher.admission.flights[key] for key in keys]
+        self.flights = [batcher.flights[key] for key in keys]
 
     async def answers(self) -> list[Any]:
         await self.job.done
@@ -70,12 +69,11 @@ def _run(
 
     async def body() -> None:
         settings = ServiceSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
-        windowed = with_windows(backend, settings.max_batch_tokens)
-        batcher = Batcher(windowed, settings, Metrics(), stored.append)
+        batcher = Batcher(backend, settings, Metrics(), stored.append)
         gate = backend if isinstance(backend, Gate) else None
         if gate:
             gate.open(3)
-        batcher.warm_up(windowed.load())
+        batcher.warm_up(backend.load())
         backend.batches.clear()
         if gate:
             gate.texts.clear()
@@ -88,9 +86,10 @@ def _run(
             size: int = 4,
             overlong: Overlong = "truncate",
             limit: int = MAX_INPUT_LENGTH,
+            key: str = "",
         ) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
-            keys = [mt.encode() for mt in mts]
+            keys = [(key + mt).encode() for mt in mts]
             pending_items = [
                 PendingItem(i, k, s, size)
                 for i, (k, s) in enumerate(zip(keys, samples, strict=True))

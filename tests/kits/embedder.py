@@ -66,8 +66,8 @@ def _let_go_when_it_is_gone(toy: ToyEmbedder, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    from scorekit.server.http.run import main
-    from scorekit.server.http.settings import ServiceSettings
+    from scorekit.server.run import main
+    from scorekit.server.settings import ServiceSettings
 
     served = ToyEmbedder()
     threading.Thread(

@@ -84,8 +84,8 @@ LOADED = {
     ],
     "services": [
         "scorekit.server.fake",
-        "scorekit.server.http.run",
-        "scorekit.server.http.settings",
+        "scorekit.server.run",
+        "scorekit.server.settings",
         "services.judge.model",
         "services.retriever.command",
         "services.retriever.index.worker",

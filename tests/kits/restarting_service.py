@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, FakeSettings
-from scorekit.server.http.run import main
+from scorekit.server.run import main
 
 #: Texts in `mt`: one that ends the process when it is scored, and one that does if two are.
 DEADLY, HEAVY = "deadly", "heavy"

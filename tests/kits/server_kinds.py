@@ -24,9 +24,9 @@ from scorekit.client import ScoringClient
 from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.gates import load_gate
 from scorekit.server.app import create_app
+from scorekit.server.bridge import MAX_BODY_BYTES
+from scorekit.server.connection import server_config
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.bridge import MAX_BODY_BYTES
-from scorekit.server.http.connection import server_config
 from services.embedder.settings import EmbedderSettings
 from services.retriever.settings import RetrieverSettings
 from testing.fake_embedder import FakeEmbedder

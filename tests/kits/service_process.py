@@ -24,8 +24,8 @@ FAKE = """
 import time
 from pathlib import Path
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import main
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.run import main
+from scorekit.server.settings import ServiceSettings
 
 class Slow(FakeBackend):
     answers_when = Path("/")

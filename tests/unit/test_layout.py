@@ -95,7 +95,7 @@ SYNTH = {name: _ROOMS_OF_SYNTH[: i + 1] for i, name in enumerate(_ROOMS_OF_SYNTH
 ROOMS = TRAINER | SYNTH
 #: What opens a port for another program, and what it may import of the server for that.
 OPENS_PORTS = ("scorekit/adapters", "trainer/search/environment")
-SERVING = tuple(f"scorekit.server.http.{name}." for name in ("bridge", "connection", "origin"))
+SERVING = tuple(f"scorekit.server.{name}." for name in ("bridge", "connection"))
 #: Lines that a file has at most: more than one thought stands in a longer one.
 MAX_LINES = 800
 FILES = {package: sorted((ROOT / package).rglob("*.py")) for package in (*PACKAGES, *ON_TOP)}

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from scorekit.adapters.rewards import RewardSettings
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.settings import Secrets, ServiceSettings
 from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings, UpstreamSecrets
 from services.metricx.settings import MetricXSettings

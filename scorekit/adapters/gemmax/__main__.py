@@ -79,7 +79,7 @@ def serve(
     with clean_exit(stdout="log"):
         if not xcomet and not qe:
             raise UserError("--xcomet and --qe: give one of them, or both")
-        from scorekit.server.http.bridge import bridge_access
+        from scorekit.server.bridge import bridge_access
 
         bridge_access(host, allow_host)  # a wrong name is told at once
         keys = _keys_of(api_keys_file)
@@ -128,7 +128,7 @@ async def _serve(
     deadline: float,
     wait: float,
 ) -> None:
-    from scorekit.server.http.bridge import serve_bridge
+    from scorekit.server.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
         checked = await _opened(stack, "--xcomet", xcomet, deadline, wait) if xcomet else None

@@ -26,7 +26,7 @@ from scorekit.schemas import Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 
 if TYPE_CHECKING:
-    from scorekit.server.http.bridge import BridgeMiddleware
+    from scorekit.server.bridge import BridgeMiddleware
 
 #: Seconds for an answer. The client waits 120 by default.
 DEADLINE_S = 110.0
@@ -118,7 +118,7 @@ def create_app(
     none. host: the address that it listens on. allow_host: further names of it, separated by
     commas. Raises UserError for a name that is none.
     """
-    from scorekit.server.http.bridge import bridge_access
+    from scorekit.server.bridge import bridge_access
 
     return create_routes(
         posts={"/score": server.score, "/score_openlid": server.score_openlid},

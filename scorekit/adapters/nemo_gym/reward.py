@@ -89,7 +89,7 @@ def refuse_foreign_requests(app: FastAPI, host: str, allow_host: str) -> None:
     Bodies are not limited: NeMo Gym sends as many at once as it has rollouts. Raises UserError for
     a name that is none.
     """
-    from scorekit.server.http.bridge import BridgeMiddleware, bridge_access
+    from scorekit.server.bridge import BridgeMiddleware, bridge_access
 
     access = bridge_access(host, allow_host)
     app.add_middleware(BridgeMiddleware, access=access, reads_bodies=False)

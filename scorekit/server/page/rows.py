@@ -20,7 +20,7 @@ from scorekit.config import describe_errors
 from scorekit.errors import RequestError, UserError
 from scorekit.rows.read import TEXT, Format, RowFile, find_column
 from scorekit.rows.samples import MAX_LISTED, SampleFile, TranslationColumns
-from scorekit.server.http.checks import parse_json, without_mark
+from scorekit.server.endpoint import parse_json, without_mark
 
 MAX_BODY_BYTES = 2**20
 #: Rows that the page scores at once.

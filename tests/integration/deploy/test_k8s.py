@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 import scorekit
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import ServiceSettings, parse_settings
+from scorekit.server.metrics import Metrics
+from scorekit.server.settings import ServiceSettings, parse_settings
 from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings

@@ -76,7 +76,7 @@ def test_replicas_do_not_share_a_file_as_their_cache(monkeypatch):
 @pytest.fixture
 def replica(monkeypatch):
     """Return a function that makes a replica of the fake without changing logs or collector."""
-    monkeypatch.setattr("scorekit.server.http.run.prepare_process", lambda log_level: None)
+    monkeypatch.setattr("scorekit.server.run.prepare_process", lambda log_level: None)
     written = apps.Scorer.func_or_class.__mro__[1]  # without Ray's wrapper
 
     async def make(**args):

@@ -16,7 +16,7 @@ import sys
 import comet  # noqa: F401 # loaded once: it takes seconds
 
 from scorekit.processes import end_with_parent
-from scorekit.server.http.run import main
+from scorekit.server.run import main
 from services.xcomet.model import XCometBackend
 from services.xcomet.settings import XCometSettings
 

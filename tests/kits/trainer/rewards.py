@@ -14,8 +14,8 @@ from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo, Tr
 from scorekit.server.app import create_app
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, fake_spans
-from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app, running_service, wait_ready
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.compute import compute_rewards

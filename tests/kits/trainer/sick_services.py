@@ -14,7 +14,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.flaky_server import FlakyServer
 from testing.servers import PATIENCE_S, running_app, wait_ready
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scorekit.__main__ import DEFAULT_MODELS
-from scorekit.server.http.settings import Secrets, load_api_keys, parse_settings
+from scorekit.server.settings import Secrets, load_api_keys, parse_settings
 from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings, UpstreamSecrets
 from services.metricx.settings import MetricXSettings

@@ -20,9 +20,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
+from scorekit.server import metrics
 from scorekit.server.app import create_app
-from scorekit.server.http import metrics
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.settings import Secrets, ServiceSettings
 from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings

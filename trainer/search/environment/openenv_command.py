@@ -67,7 +67,7 @@ class _Guard(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for a name of a host that is none."""
-        from scorekit.server.http.bridge import bridge_access
+        from scorekit.server.bridge import bridge_access
 
         bridge_access(self.host, self.allow_host)
 
@@ -90,8 +90,8 @@ def _serve(
     guard: _Guard,
     max_sessions: int,
 ) -> None:
-    from scorekit.server.http.bridge import BridgeServer
-    from scorekit.server.http.connection import host_in_url, listen
+    from scorekit.server.bridge import BridgeServer
+    from scorekit.server.connection import host_in_url, listen
     from trainer.search.config import SearchConfig
     from trainer.search.data import load_train
     from trainer.search.environment.openenv_fields import longest_turn_s

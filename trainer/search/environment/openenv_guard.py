@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from scorekit.server.http.bridge import BridgeMiddleware
+    from scorekit.server.bridge import BridgeMiddleware
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,7 +30,7 @@ def guard_app(
     address that it listens on. allow_host: further names of it, separated by commas; pages of
     these may send requests. Raises UserError for a name that is none.
     """
-    from scorekit.server.http.bridge import BridgeMiddleware, bridge_access
+    from scorekit.server.bridge import BridgeMiddleware, bridge_access
 
     access = bridge_access(
         host, allow_host, keys, key_hint="send Authorization: Bearer KEY", local_pages=False

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from scorekit.adapters.remote_requests import create_routes
+from scorekit.server import bridge
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http import bridge
 from testing.servers import (
     JSON,
     PATIENCE_S,

@@ -21,7 +21,7 @@ from scorekit.rewards import CompositeReward
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app as create_service
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import JSON, free_port, running_app, running_service, wait_until
 from tests.kits import forked
 from tests.kits.trainer.callers.over_http import (

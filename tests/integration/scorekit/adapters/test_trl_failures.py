@@ -15,7 +15,7 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import PATIENCE_S, free_port, running_app, running_service
 from tests.kits.trainer.runs import byte_level_tokenizer

@@ -15,7 +15,7 @@ from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.retrieval.client import Retriever
 from scorekit.server.app import create_app
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.openai_server import FakeOpenAI
 from testing.servers import FakeBackend, free_port, running_app, wait_until
 from tests.kits.llm import MESSAGES

@@ -13,7 +13,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app, running_service
 from tests.kits import forked
 from tests.kits.recording import Recorder

@@ -19,7 +19,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.settings import Secrets, ServiceSettings
 from testing.servers import (
     PATIENCE_S,
     Held,

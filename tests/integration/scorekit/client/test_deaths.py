@@ -19,7 +19,7 @@ from scorekit.net.retry import Deadline
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import free_port, running_app, wait_ready, wait_until
 from tests.kits import forked
 from tests.kits.recording import Recorder

@@ -19,7 +19,7 @@ from scorekit.retrieval.client import Retriever
 from scorekit.rewards import SyncCompositeReward
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import free_port, running_app, running_service
 
 SAMPLES = [{"src": "a", "mt": "b"}]

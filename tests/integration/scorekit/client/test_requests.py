@@ -18,7 +18,7 @@ from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserE
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import free_port, running_app, running_service, wait_ready
 from tests.kits.recording import Recorder
 

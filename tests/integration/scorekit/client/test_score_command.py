@@ -16,7 +16,7 @@ from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.settings import Secrets, ServiceSettings
 from testing.servers import free_port, running_app, running_service, wait_until
 from tests.kits import forked
 from tests.kits.recording import Recorder

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from testing.judge import GOOD, running_judge
 from testing.servers import free_port, running_service
 from tests.kits import forked

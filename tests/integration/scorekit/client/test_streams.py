@@ -8,7 +8,7 @@ from scorekit.client import ScoringClient
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app, running_service, wait_ready
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(100)]

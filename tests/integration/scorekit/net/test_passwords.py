@@ -17,7 +17,7 @@ from scorekit.retrieval.client import Retriever
 from scorekit.rewards import CompositeReward
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from services.retriever.backends.pooling import Pooling
 from synth.storage.stats import scorer_stats
 from testing.servers import free_port, running_app, wait_ready

@@ -10,7 +10,7 @@ from scorekit.errors import ServiceUnreachable
 from scorekit.net.tls import ssl_context
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app
 from tests.integration.scorekit.net.certificates import HAS_OPENSSL, self_signed
 

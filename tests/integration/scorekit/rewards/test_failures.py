@@ -15,7 +15,7 @@ import pytest
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, SyncCompositeReward
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from testing.flaky_server import FlakyServer
 from testing.servers import Held, free_port, running_service, wait_until
 from tests.kits.trainer.composite_rewards import Wrapped, definition, fake, service_behind, texts

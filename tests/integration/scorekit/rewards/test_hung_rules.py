@@ -12,7 +12,7 @@ from scorekit.rewards import SyncCompositeReward
 from scorekit.rewards.local_rules import MAX_HUNG
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.settings import Secrets, ServiceSettings
 from testing.servers import free_port, running_app, running_service, wait_ready, wait_until
 from tests.kits.trainer.composite_rewards import fake, texts
 from tests.kits.trainer.rewards import OtherMetric

@@ -12,12 +12,11 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.server import cache as cache_module
-from scorekit.server.cache import Cache, CacheEnvelope
-from scorekit.server.cache_tiers import SQLiteTier
-from scorekit.server.cached_values import read_value
+from scorekit.server.cache import Cache, CacheEnvelope, SQLiteTier
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import Secrets
+from scorekit.server.metrics import Metrics
+from scorekit.server.score_endpoint import read_value
+from scorekit.server.settings import Secrets
 from testing.redis_process import running_redis
 from testing.servers import running_service, wait_until
 

@@ -11,9 +11,8 @@ import pytest
 from pydantic_core import to_json
 
 from scorekit.errors import UserError
-from scorekit.server.cache import Cache
-from scorekit.server.cache_tiers import SQLiteTier, open_tier
-from scorekit.server.http.metrics import Metrics
+from scorekit.server.cache import Cache, SQLiteTier, open_tier
+from scorekit.server.metrics import Metrics
 
 
 @pytest.mark.parametrize(

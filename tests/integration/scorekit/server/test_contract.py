@@ -12,7 +12,7 @@ import pytest
 
 from scorekit.schemas import ScoreResponse
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from testing.servers import JSON, Held, running_service, wait_until
 from tests.kits.contract import PAIR, _expected, _score
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from scorekit.server.connection import MAX_HEAD_BYTES
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.connection import MAX_HEAD_BYTES
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from testing.servers import JSON, running_app, running_service, wait_until
 
 PAIR = {"src": "Hello.", "mt": "안녕하세요."}
@@ -197,8 +197,8 @@ def test_a_service_that_loads_refuses_before_the_body_is_sent():
             return super().load()
 
     from scorekit.server.app import create_app
-    from scorekit.server.http.run import service_config
-    from scorekit.server.http.settings import ServiceSettings
+    from scorekit.server.run import service_config
+    from scorekit.server.settings import ServiceSettings
 
     settings = ServiceSettings(cache="memory")
     app = create_app(Loading(), settings)

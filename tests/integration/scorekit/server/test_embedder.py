@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from scorekit.server.app import create_app
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.settings import Secrets, ServiceSettings
 from testing.servers import (
     JSON,
     PATIENCE_S,

@@ -67,7 +67,7 @@ def test_logs_are_json_lines_with_the_request_id_and_without_the_text():
 
 def test_a_librarys_warning_is_a_json_line_too():
     code = (
-        "import warnings; from scorekit.server.http.run import prepare_process; "
+        "import warnings; from scorekit.server.run import prepare_process; "
         "prepare_process('info'); warnings.warn('is old')"
     )
     result = forked.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -60,7 +60,7 @@ def test_ctrl_c_ends_a_service_behind_tee(tmp_path):
 
 def test_a_drain_that_fails_still_ends_the_service():
     broken = (
-        "import scorekit.server.http.run as r; "
+        "import scorekit.server.run as r; "
         "r.log = type('Broken', (), {'info': lambda *a, **k: 1 / 0})()"
     )
     with fake_service(load_extra=broken) as (process, url):

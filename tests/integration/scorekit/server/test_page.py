@@ -13,8 +13,8 @@ from pydantic import SecretStr
 
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets, ServiceSettings, parse_settings
 from scorekit.server.page import make_page
+from scorekit.server.settings import Secrets, ServiceSettings, parse_settings
 from services.judge.model import RulesBackend
 from services.judge.rubrics import load_rubrics
 from testing.fake_embedder import FakeEmbedder

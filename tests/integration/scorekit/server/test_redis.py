@@ -18,11 +18,10 @@ from bench.chaos.redis import random_cancellations
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server import cache as cache_module
-from scorekit.server.cache import Cache
-from scorekit.server.cache_tiers import RedisTier, open_tier
+from scorekit.server.cache import Cache, RedisTier, open_tier
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.metrics import Metrics
-from scorekit.server.http.settings import Secrets
+from scorekit.server.metrics import Metrics
+from scorekit.server.settings import Secrets
 from testing.proxy import delaying_proxy
 from testing.redis_process import running_redis
 from testing.servers import PATIENCE_S, free_port, running_service, wait_ready, wait_until

@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from testing.fake_embedder import FakeEmbedder
 from testing.fake_retriever import FakeRetriever
 from testing.servers import running_service

@@ -22,8 +22,8 @@ KEY, FILE_KEY, TEXT = "KEY-from-the-environment", "KEY-from-a-file", "CONFIDENTI
 SERVICE = """
 import scorekit.server.app as app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import main
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.run import main
+from scorekit.server.settings import ServiceSettings
 
 read_request = app.read_request
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
 
 import httpx
@@ -12,14 +13,14 @@ import pytest
 
 from scorekit.errors import RequestError, UserError
 from scorekit.server.app import create_app
+from scorekit.server.batcher import PIECE, PIECE_BYTES, TokenizerLine, TokenizeTask
+from scorekit.server.connection import Connection
+from scorekit.server.endpoint import VALUES_A_SAMPLE
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.checks import VALUES_A_SAMPLE
-from scorekit.server.http.connection import Connection
-from scorekit.server.http.run import service_config
-from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.in_flight import InFlightSample
-from scorekit.server.queue.memory_budget import SAMPLE_BYTES, MemoryBudget
-from scorekit.server.queue.tokenizer_queue import PIECE, PIECE_BYTES, split_tasks
+from scorekit.server.pools import InFlightSample
+from scorekit.server.receive import SAMPLE_BYTES, MemoryBudget
+from scorekit.server.run import service_config
+from scorekit.server.settings import ServiceSettings
 from testing.servers import JSON, running_app, running_service, wait_ready, wait_until
 
 MIB = 2**20
@@ -194,7 +195,16 @@ def test_pieces_are_bounded_in_samples_and_bytes():
     def flights(sizes):
         return [InFlightSample(b"", None, "bulk", 1, time.monotonic(), size) for size in sizes]
 
-    small = split_tasks(None, flights([10] * 600), None)
-    assert [len(task.flights) for task in small] == [PIECE, PIECE, 600 - 2 * PIECE]
-    large = split_tasks(None, flights([99_000] * 6 + [PIECE_BYTES * 3, 1]), None)
-    assert [len(task.flights) for task in large] == [2, 2, 2, 1, 1]
+    def piece_counts(sizes):
+        line = TokenizerLine(threading.Condition(), PIECE)
+        line.put(TokenizeTask(None, flights(sizes), None, "bulk"))
+        while sum(counts) < len(sizes):
+            task, samples = line.take()
+            counts.append(len(samples))
+            line.put_back(task)
+        return counts
+
+    counts = []
+    assert piece_counts([10] * 600) == [PIECE, PIECE, 600 - 2 * PIECE]
+    counts = []
+    assert piece_counts([99_000] * 6 + [PIECE_BYTES * 3, 1]) == [2, 2, 2, 1, 1]

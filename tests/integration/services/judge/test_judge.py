@@ -14,7 +14,7 @@ from scorekit.errors import UserError
 from scorekit.schemas import Failed, JudgeOptions, JudgeSample, JudgeScored, Scored
 from scorekit.scorers import reward_output
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from services.judge.model import MAX_CLIENTS, OpenAIBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings

@@ -14,7 +14,7 @@ from PIL import Image
 from scorekit.errors import IndexChanged, RequestError, SampleError
 from scorekit.retrieval.client import Retriever
 from scorekit.server.app import create_app
-from scorekit.server.http.run import service_config
+from scorekit.server.run import service_config
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend

@@ -8,7 +8,7 @@ import pytest
 
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from synth.context import StageContext
 from synth.execution.processes import run_map_stage_on_processes
 from synth.execution.stage_start import prepare_stage

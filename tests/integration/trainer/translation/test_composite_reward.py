@@ -12,7 +12,7 @@ from scorekit.errors import UserError
 from scorekit.rewards import SyncCompositeReward, load_definition
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import running_app, wait_ready
 from tests.kits.trainer.rewards import reward_services

@@ -13,8 +13,8 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
 from scorekit.server.score_endpoint import ScoreDescription
+from scorekit.server.settings import Secrets
 from testing.servers import free_port, running_service
 from tests.kits.embedder import ToyEmbedder
 from tests.kits.trainer.rewards import FakeJudge, OtherMetric, switched_service

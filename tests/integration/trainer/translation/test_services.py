@@ -13,8 +13,8 @@ from scorekit.errors import RequestError, UserError
 from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import Secrets
 from scorekit.server.score_endpoint import ScoreDescription
+from scorekit.server.settings import Secrets
 from testing.servers import running_service
 from tests.kits.trainer.rewards import TEXTS, Recorder, Services, reward_services, rewards_of
 from trainer.translation.rewards.config import RewardConfig

@@ -14,7 +14,7 @@ import yaml
 
 from demo.search.run import HERE
 from scorekit.server.app import create_app
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from services.retriever.model import RetrieverBackend
 from testing.flaky_server import FlakyServer
 from testing.judge import judge_app

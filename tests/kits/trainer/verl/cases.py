@@ -13,7 +13,7 @@ from typing import Any
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.flaky_server import FAULTS, Fault, FlakyServer
 from testing.servers import PATIENCE_S, running_app, wait_ready
 from tests.kits.real_tokenizers import write_tokenizer

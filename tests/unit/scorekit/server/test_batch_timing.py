@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.server.queue import batch_timing as module
-from scorekit.server.queue.batch_timing import BatchTimeModel
+from scorekit.server import batches as module
+from scorekit.server.batches import BatchTimeModel
 
 
 def fitted_model(line, sizes):

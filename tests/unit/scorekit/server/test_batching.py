@@ -14,8 +14,8 @@ from pydantic_core import from_json
 from scorekit.errors import RequestError
 from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded
+from scorekit.server.batches import make_batches
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.queue.batch import make_batches
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 from tests.kits.examples import examples
@@ -103,9 +103,27 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
         assert "score" in answer
         assert leaver.job.answers == [None, None]
         assert backend.texts[1] == ["shared"]
-        assert batcher.in_flight == 0
+        assert len(batcher.flights) == 0
 
     _run(test, backend)
+
+
+def test_what_the_model_has_is_scored_for_the_cache_though_its_caller_has_left():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        caller = submit("in the model")
+        await _until(lambda: caller.flights[0].is_dispatched)
+        batcher.release(caller.job)
+        assert len(batcher.flights) == 1
+        joins = submit("in the model")
+        backend.open(1)
+        (answer,) = await joins.answers()
+        assert "score" in answer and not batcher.flights
+
+    stored = _run(test, backend)
+    assert backend.texts == [["in the model"]]
+    assert [list(results) for results in stored] == [[b"in the model"]]
 
 
 def test_a_full_queue_refuses_the_whole_request_and_keeps_nothing_of_it():
@@ -116,7 +134,7 @@ def test_a_full_queue_refuses_the_whole_request_and_keeps_nothing_of_it():
         with pytest.raises(RequestError) as refused:
             submit("x", "y", "z")
         assert refused.value.type == "overloaded" and refused.value.retry_after >= 1
-        assert batcher.in_flight == 8
+        assert len(batcher.flights) == 8
         submit("mt 1", "mt 2", "x", "y")  # two of them are in flight already
         with pytest.raises(RequestError) as hopeless:
             submit(*(f"new {i}" for i in range(11)))
@@ -139,7 +157,7 @@ def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
         backend.open(2)
         await first.job.done
         batcher.release(submit("c", "d").job)
-        assert batcher.admission.tokens_in_use == 0
+        assert batcher.tokens_in_use == 0
         backend.open(2)
         await submit("e", "f").job.done
 
@@ -151,12 +169,12 @@ def test_a_document_in_windows_takes_all_its_tokens_of_the_room():
 
     async def test(batcher, submit):
         cut = submit("cut", size=40_000)
-        assert batcher.admission.tokens_in_use == 512
+        assert batcher.tokens_in_use == 512
         await cut.job.done
         windowed = submit("whole", size=40_000, overlong="windows")
-        assert batcher.admission.tokens_in_use == 10_001
+        assert batcher.tokens_in_use == 10_001
         await windowed.job.done
-        assert batcher.admission.tokens_in_use == 0
+        assert batcher.tokens_in_use == 0
         with pytest.raises(RequestError) as hopeless:
             submit("longer", size=80_000, overlong="windows")
         assert hopeless.value.type == "too_large"
@@ -223,8 +241,8 @@ def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patienc
                 else:
                     assert answer["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
         assert len(answered) == len(set(answered))
-        await _until(lambda: batcher.in_flight == 0)
-        assert batcher.admission.tokens_in_use == 0
+        await _until(lambda: len(batcher.flights) == 0)
+        assert batcher.tokens_in_use == 0
 
     _run(test, backend, max_batch_tokens=40, bulk_patience_s=patience_s)
 
@@ -251,8 +269,8 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
             batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
         last = submit("stays")
         await _until(lambda: last.flights[0].encoded)
-        assert batcher.in_flight == 2
-        assert len(batcher.ready) < 3000
+        assert len(batcher.flights) == 2
+        assert len(batcher.turns) < 3000
         backend.open(2)
         await last.job.done
 

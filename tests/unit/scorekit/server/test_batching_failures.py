@@ -9,8 +9,8 @@ import pytest
 
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
+from scorekit.server.batches import padded_tokens, run_batch
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.queue.batch import padded_tokens, run_batch
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 
@@ -61,7 +61,7 @@ def test_a_text_that_breaks_the_tokeniser_fails_alone_and_nobody_hangs():
         good, bad, fine = await submit("a", "breaks it", "b").answers()
         assert bad.type == "model_failure"
         assert "score" in good and "score" in fine
-        assert batcher.in_flight == 0
+        assert len(batcher.flights) == 0
 
     _run(test, Broken())
 
@@ -110,8 +110,8 @@ def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
         critical = error
 
     async def test(batcher, submit):
-        monkeypatch.setattr("scorekit.server.queue.batch.log", Full())
-        monkeypatch.setattr("scorekit.server.queue.batching.log", Full())
+        monkeypatch.setattr("scorekit.server.batches.log", Full())
+        monkeypatch.setattr("scorekit.server.batcher.log", Full())
         (answer,) = await submit("poison").answers()
         assert answer.type == "model_failure"
         await _until(lambda: batcher.is_dead)
@@ -159,11 +159,11 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
     backend = Small()
 
     async def test(batcher, submit):
-        batcher.ready.limit(2000)  # a limit above what warm-up allows
+        batcher.model.max_tokens = 2000  # a limit above what warm-up allows
         for name in "ab":
             answers = await submit(*(f"{name} {i} " * 15 for i in range(60))).answers()
             assert all("score" in answer for answer in answers)
-        assert batcher.ready.max_tokens <= 600
+        assert batcher.model.max_tokens <= 600
 
     _run(test, backend, max_batch_tokens=512)
 
@@ -253,7 +253,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
 
 
 def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr("scorekit.server.queue.batching.TOKENISE_STALL_S", 0.05)
+    monkeypatch.setattr("scorekit.server.batcher.TOKENISE_STALL_S", 0.05)
     go = threading.Event()
 
     class Stuck(FakeBackend):

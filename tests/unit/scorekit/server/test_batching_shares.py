@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from scorekit.errors import SampleError
 from scorekit.schemas import MetricXOptions, TranslationSample
+from scorekit.server.batcher import PIECE, TokenizerLine, TokenizeTask
 from scorekit.server.fake import FakeBackend
-from scorekit.server.queue.batch import run_batch
-from scorekit.server.queue.in_flight import InFlightSample
-from scorekit.server.queue.tokenizer_queue import PIECE, TokenizerQueue, split_tasks
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.local import score_encoded
+from scorekit.server.pools import InFlightSample
+from scorekit.server.windows import encode_in_windows
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 from tests.kits.examples import examples
@@ -29,11 +29,10 @@ HUGE = " ".join(f"word{k}." for k in range(600))
 
 def alone(mt, backend=None):
     """Return the outcome of a windowed text scored without concurrent requests."""
-    windowed = with_windows(backend or FakeBackend(), BUDGET)
-    windowed.load()
+    backend = backend or FakeBackend()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
-    encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
-    return run_batch(windowed.forward, encoded, windowed.endpoint.outcome_error)[0]
+    encoded = encode_in_windows(backend, [TranslationSample(src="s", mt=mt)], options)
+    return score_encoded(backend, encoded, BUDGET)[0]
 
 
 def in_windows(submit, mt, **options):
@@ -56,9 +55,8 @@ async def batches_until(backend, caller):
         count = len(backend.texts)
         backend.open(1)
         await _until(lambda count=count: len(backend.texts) > count)
-        for _ in range(5):  # results are passed to the event loop
-            await asyncio.sleep(0)
         await _until(lambda: backend.holds or caller.job.done.done())
+        await asyncio.sleep(0)  # results were passed to the event loop before the next batch
     return len(backend.texts) - before
 
 
@@ -76,7 +74,7 @@ def test_a_word_waits_for_one_batch_of_a_huge_sample_and_not_for_all_its_windows
         (answer,) = await huge.answers()
         assert answer == alone(HUGE)
         assert len(backend.texts) > 10
-        assert batcher.in_flight == 0 and len(batcher.ready) == 0
+        assert len(batcher.flights) == 0 and len(batcher.turns) == 0
 
     _run(test, backend, max_batch_tokens=BUDGET)
 
@@ -161,7 +159,7 @@ def test_windows_that_nobody_waits_for_any_more_are_not_scored():
         huge = in_windows(submit, HUGE)
         await in_the_model(huge)
         batcher.release(huge.job)
-        assert batcher.in_flight == 0 and batcher.admission.tokens_in_use == 0
+        assert len(batcher.flights) == 0 and batcher.tokens_in_use == 0
         repeated = in_windows(submit, HUGE)  # a new request is answered
         await waiting(repeated)
         batcher.release(repeated.job)
@@ -205,7 +203,7 @@ def test_a_window_that_fails_fails_its_sample_and_the_rest_is_not_scored(bad, ki
         assert answer.message.startswith(f"window 1 of {count}: ")
         backend.open(1000)
         assert await concurrent.answers() == [alone(HUGE)]
-        assert batcher.in_flight == 0 and len(batcher.ready) == 0
+        assert len(batcher.flights) == 0 and len(batcher.turns) == 0
 
     _run(test, backend, max_batch_tokens=BUDGET)
     assert sum("term" in text for batch in backend.texts for text in batch) < count / 2
@@ -220,7 +218,7 @@ def test_windows_that_do_not_fit_the_memory_are_scored_in_smaller_batches():
 
     async def test(batcher, submit):
         assert await in_windows(submit, HUGE).answers() == [alone(HUGE)]
-        assert batcher.ready.max_tokens < 200
+        assert batcher.model.max_tokens < 200
 
     _run(test, Small(), max_batch_tokens=200)
 
@@ -256,7 +254,9 @@ def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
         now = in_windows(submit, HUGE)
         other_bulk = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
         await waiting(other_bulk)
-        await _until(lambda: bulk.flights[0].windows[-1].queue_key[0] == "interactive")
+        pool = batcher.turns.pool_of(bulk.flights[0])
+        assert bulk.flights[0].priority == "interactive"
+        assert all(part.pool is pool for part in bulk.flights[0].parts)
         backend.open(1000)
         assert await now.answers() == await bulk.answers() == [alone(HUGE)]
         assert not other_bulk.job.done.done() or len(backend.texts) > 20
@@ -287,19 +287,59 @@ def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():
 
 
 def test_pieces_of_a_large_request_let_others_be_tokenised():
-    queue = TokenizerQueue(10.0)
+    line = TokenizerLine(threading.Condition(), PIECE)
 
-    def put(job, count):
-        flights = [InFlightSample(b"", None, "interactive", 1, 0.0) for _ in range(count)]
-        queue.put(split_tasks(job, flights, None), "interactive")
+    def put(job, count, priority="interactive"):
+        flights = [InFlightSample(b"", None, priority, 1, 0.0) for _ in range(count)]
+        line.put(TokenizeTask(job, flights, None, priority))
+
+    def jobs(count):
+        names = []
+        for _ in range(count):
+            task, _ = line.take()
+            names.append(task.job)
+            line.put_back(task)
+        return " ".join(names)
 
     put("large", 5 * PIECE)
-    assert queue.take().job == "large"
+    assert jobs(1) == "large"
     put("small", 1)
     put("other", 2 * PIECE)
-    tasks = [queue.take() for _ in range(7)]
-    jobs = " ".join(task.job for task in tasks)
-    assert jobs == "large small other large other large large"
+    assert jobs(7) == "large small other large other large large"
+    put("bulk", 2 * PIECE, "bulk")  # of bulk, one request at a time
+    put("more", PIECE, "bulk")
+    put("last", PIECE, "bulk")
+    put("small", 1)
+    assert jobs(3) == "bulk small bulk"
+    put("small", 1)
+    assert jobs(3) == "more small last"
+    line.stop()
+    assert line.take() is None
+
+
+def test_who_joins_bulk_that_is_not_tokenised_yet_does_not_wait_for_its_turn():
+    go = threading.Event()
+    order = []
+
+    class Slow(FakeBackend):
+        def encode(self, samples, options):
+            if samples[0].mt == "0":
+                go.wait(PATIENCE_S)
+            order.append(samples[0].mt)
+            return super().encode(samples, options)
+
+    async def test(batcher, submit):
+        order.clear()
+        bulk = submit(*(f"{k}" for k in range(PIECE + 1)), priority="bulk")
+        more = submit("joined", priority="bulk")
+        now = submit("joined")
+        go.set()
+        await now.job.done
+        assert await more.answers() == await now.answers()
+        await bulk.job.done
+        assert order == ["0", "joined", f"{PIECE}"]
+
+    _run(test, Slow())
 
 
 TEXTS = [f"text{n}. " * count for n, count in enumerate((1, 3, 20, 90, 200))] + [
@@ -341,8 +381,8 @@ def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(reque
                     assert answer.type == ("non_finite" if "nan" in text else "model_failure")
                 else:
                     assert answer == alone(text)
-        await _until(lambda: batcher.in_flight == 0)
-        assert batcher.admission.tokens_in_use == 0
+        await _until(lambda: len(batcher.flights) == 0)
+        assert batcher.tokens_in_use == 0
 
     _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=patience_s)
 
@@ -372,7 +412,7 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         assert fault_after(250.0) is None
         assert fault_after(301.0) is not None
         for line, min_wait_s in (("small", 301), ("large", 1000), ("bulk", 1000)):
-            assert batcher.admission.longest_wait(line, time.monotonic()) >= min_wait_s
+            assert batcher.longest_wait(line) >= min_wait_s
         backend.open(1000)
         await word.job.done
         assert batcher.unhealthy_reason() is None

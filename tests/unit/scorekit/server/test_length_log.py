@@ -6,7 +6,7 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded
-from scorekit.server.queue.length_log import PERIOD_S, LengthLog
+from scorekit.server.tokenizers import PERIOD_S, LengthLog
 
 
 class Written:

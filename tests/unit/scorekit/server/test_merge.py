@@ -10,15 +10,15 @@ from pydantic import SecretStr
 from scorekit.errors import UserError
 from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
-from scorekit.server.device import prepare_device
-from scorekit.server.http.checks import text_error
-from scorekit.server.http.settings import (
+from scorekit.server.checkpoint_backend import prepare_device
+from scorekit.server.endpoint import text_error
+from scorekit.server.pools import PendingRequest
+from scorekit.server.settings import (
     Secrets,
     ServiceSettings,
     load_api_keys,
     parse_settings,
 )
-from scorekit.server.queue.in_flight import PendingRequest
 from services.metricx.settings import MetricXSettings
 from services.xcomet.settings import XCometSettings
 

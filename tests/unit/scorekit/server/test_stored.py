@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic_core import to_json
 
 from scorekit.schemas import JudgeSample, ScoreRange, TranslationSample, XCometOptions
-from scorekit.server.cached_values import MAX_VALUE_BYTES, could_be_answer
+from scorekit.server.score_endpoint import MAX_VALUE_BYTES, could_be_answer
 
 SAMPLE = TranslationSample(src="The house", mt="집은 빨간색")
 TRUNCATED = {"src": False, "mt": False, "ref": False}

@@ -10,7 +10,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
+from scorekit.server.tokenizers import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 
 SPIECE = Path(__file__).parents[3] / "golden" / "metricx_tiny" / "spiece.model"
 

@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample, XCometOptions
 from scorekit.server.backend import Encoded
+from scorekit.server.batches import padded_tokens
 from scorekit.server.fake import FakeBackend
-from scorekit.server.queue.batch import padded_tokens, run_batch
-from scorekit.server.windows.backend import with_windows
+from scorekit.server.local import score_encoded
+from scorekit.server.windows import encode_in_windows
 
 SENTENCES = st.sampled_from(
     ["The rice is red.", "집은 빨간색이다.", "Why?", "one two three four five", "\n", "네."]
@@ -25,12 +26,14 @@ TEXTS = st.lists(SENTENCES, max_size=30).map(" ".join)
 
 
 def _score(samples, limit=16, backend=None, budget=64, **options):
-    windowed = with_windows(backend or FakeBackend("xcomet"), budget)
-    windowed.load()
+    backend = backend or FakeBackend("xcomet")
     options = XCometOptions(max_input_length=limit, **options)
-    encoded = windowed.encode(samples, options)
+    if options.overlong == "windows":
+        encoded = encode_in_windows(backend, samples, options)
+    else:
+        encoded = backend.encode(samples, options)
     good = [result for result in encoded if isinstance(result, Encoded)]
-    scored = iter(run_batch(windowed.forward, good, windowed.endpoint.outcome_error))
+    scored = iter(score_encoded(backend, good, budget))
     return [result if isinstance(result, SampleError) else next(scored) for result in encoded]
 
 
@@ -95,8 +98,8 @@ def test_windows_of_a_document_are_scored_in_batches_of_the_budget():
 
 
 def test_the_queue_knows_what_a_sample_in_windows_costs():
-    windowed = with_windows(FakeBackend("xcomet"), None)
-    (encoded,) = windowed.encode([LONG], XCometOptions(max_input_length=16, overlong="windows"))
+    options = XCometOptions(max_input_length=16, overlong="windows")
+    (encoded,) = encode_in_windows(FakeBackend("xcomet"), [LONG], options)
     assert encoded.length <= 16 and encoded.rows > 3
     assert padded_tokens([encoded]) >= encoded.fields["tokens"]
 
@@ -222,9 +225,8 @@ def test_what_cannot_be_cut_is_flagged():
                 encoded.append(Encoded(min(16, size), fields, sample))
             return encoded
 
-    windowed = with_windows(Characters("xcomet"), None)
     options = XCometOptions(max_input_length=16, overlong="windows")
-    (result,) = windowed.encode([_sample("ab", "cd")], options)
+    (result,) = encode_in_windows(Characters("xcomet"), [_sample("ab", "cd")], options)
     assert result.fields["truncated"] == {"src": False, "mt": True, "ref": False}
     assert result.fields["mt_covered"] == 0
 

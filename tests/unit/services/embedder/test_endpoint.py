@@ -10,7 +10,7 @@ import pytest
 
 from scorekit.errors import RequestError, SampleError
 from scorekit.schemas import ModelRef
-from scorekit.server.http.answers import PART
+from scorekit.server.endpoint import PART
 from services.embedder.endpoint import EmbeddingsResponse
 from testing.fake_embedder import FakeEmbedder
 

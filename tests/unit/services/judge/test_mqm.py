@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import JudgeSample, ScoreRange
-from scorekit.server.cached_values import could_be_answer
+from scorekit.server.score_endpoint import could_be_answer
 from services.judge.fence import END
 from services.judge.model import OpenAIBackend
 from services.judge.mqm import MqmTask

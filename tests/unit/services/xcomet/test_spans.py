@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.xcomet.spans import exact_spans, label_runs, mqm_score, upstream_spans
+from services.xcomet.joint import exact_spans, label_runs, mqm_score, upstream_spans
 
 #: Text pieces as a tokenizer may cut them: with leading spaces, wide, invisible, empty.
 SEGMENTS = ["Das", " ist", "  ", "한국", " 번역", "🙂", "…", "\u200b", "é", "\n", "", " x", "."]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from pydantic import SecretStr
 
-from scorekit.server.http.settings import Secrets
+from scorekit.server.settings import Secrets
 from services.judge.model import RulesBackend
 from services.judge.rubrics import load_rubrics
 from services.retriever.backends.bm25 import Bm25Builder

@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
-from scorekit.server.http.run import service_config
-from scorekit.server.http.settings import Secrets, ServiceSettings
+from scorekit.server.run import service_config
+from scorekit.server.settings import Secrets, ServiceSettings
 from testing.servers import Held, free_port, running_app, running_service, wait_ready, wait_until
 
 FAULTS = (

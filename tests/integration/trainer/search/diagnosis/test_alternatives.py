@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scorekit.server.app import create_app
-from scorekit.server.http.settings import ServiceSettings
+from scorekit.server.settings import ServiceSettings
 from testing.fake_embedder import FakeEmbedder
 from testing.servers import running_app, wait_until
 from tests.kits import forked

@@ -1,1 +1,0 @@
-"""The HTTP layer of a service: connections, limits, bodies, settings, metrics."""

@@ -1,1 +1,0 @@
-"""Samples over a model's limit, scored in windows of sentences (`overlong: windows`)."""
