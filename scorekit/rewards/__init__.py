@@ -3,8 +3,8 @@
 Users import them from here. Nothing here imports torch, numpy, transformers or openai.
 """
 
-from scorekit.rewards.composite import CompositeReward, SyncCompositeReward
 from scorekit.rewards.definition import RewardDefinition, load_definition
+from scorekit.rewards.engine import CompositeReward, SyncCompositeReward
 from scorekit.rewards.results import ComponentResult, GateResult, RewardResult, raise_for_missing
 
 __all__ = [

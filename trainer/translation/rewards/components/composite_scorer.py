@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, SyncCompositeReward
-from scorekit.rewards.first_samples import check_languages
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.engine import check_languages
+from scorekit.rewards.rules import load_gate
 from scorekit.schemas import Failed, Info, Scored, Truncated
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, CLOSED_GATE, failure
