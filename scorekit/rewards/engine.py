@@ -252,15 +252,15 @@ class _Call:
         ]
         return [*rules, *services]
 
-    def _limit_s(self, configs: Sequence[ComponentConfig]) -> float:
+    def _limit_s(self, names: Iterable[str]) -> float:
         """Return the seconds for components; fewer for those that are only reported."""
         limit_s = self._deadline.remaining_s()
-        if not any(config.weight for config in configs):
+        if self._definition.required.isdisjoint(names):
             limit_s = min(limit_s, self._definition.timeout_s)
         return limit_s
 
     async def _rule(self, name: str, rule: LocalRule, groups: list[list[int]]) -> Components:
-        limit_s = self._limit_s([rule.config])
+        limit_s = self._limit_s([name])
         if not rule.config.weight and rule.num_hung:  # or it would delay every call
             limit_s = min(limit_s, _HUNG_REPORT_S)
         return {name: await rule.evaluate_within(self._samples, groups, limit_s)}
@@ -298,13 +298,13 @@ class _Call:
             else:
                 bodies[index] = body
         try:
-            answers = await self._answers(key, list(bodies.values()), self._limit_s(configs))
+            answers = await self._answers(key, list(bodies.values()), self._limit_s(names))
         except (RequestError, ServiceUnreachable) as error:
-            if any(config.weight for config in configs):
+            if not self._definition.required.isdisjoint(names):
                 raise
             answers = [failed_request(error)] * len(bodies)  # what is only reported may fail
         outcomes_by_index = dict(zip(bodies, answers, strict=True))
-        bad = await self._bad_source_indices(key, configs, outcomes_by_index)
+        bad = await self._bad_source_indices(key, names, outcomes_by_index)
         outcomes = [outcomes_by_index.get(index, outcome) for index, outcome in enumerate(outcomes)]
         return {
             name: [
@@ -330,14 +330,15 @@ class _Call:
                 future.cancel()
 
     async def _bad_source_indices(
-        self, key: str, configs: list[ComponentConfig], outcomes: dict[int, Result | str]
+        self, key: str, names: list[str], outcomes: dict[int, Result | str]
     ) -> dict[int, Result | str]:
         """Return, for refused texts, the result of their source with the shortest translation.
 
         Only asked if a refused text has a reward: the policy is not charged for its source."""
-        if not self._definition.refused_text_reward or not any(c.weight for c in configs):
+        definition = self._definition
+        if not definition.refused_text_reward or definition.required.isdisjoint(names):
             return {}
-        request, sources = configs[0].request, {}
+        request, sources = definition.components[names[0]].request, {}
         for index, outcome in outcomes.items():
             if isinstance(outcome, Failed) and outcome.error.type in TEXT_ERROR_TYPES:
                 sample = self._samples[index] | {"mt": SHORTEST}
@@ -464,7 +465,7 @@ def required_fields(definition: RewardDefinition) -> dict[str, str]:
         if isinstance(gate, LanguageGate) and gate.unknown == "no_reward":
             keys.setdefault("tgt_lang", f"gates.{name}")
     for name, config in definition.components.items():
-        if not config.weight:
+        if name not in definition.required:
             continue
         for field in _fields_of(config):
             keys.setdefault(field, f"components.{name}")
@@ -519,7 +520,7 @@ class FirstSamples:
     def __init__(self, definition: RewardDefinition, rules: Mapping[str, GateRule]) -> None:
         self._definition, self._rules = definition, rules
         self._unseen = required_fields(definition)
-        self._unproven = {name for name, c in definition.components.items() if c.weight}
+        self._unproven = set(definition.required)
         self._undecided = set(rules)
         self._failed: Counter[str] = Counter()
 

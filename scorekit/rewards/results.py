@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from scorekit.errors import SampleError, SampleErrorType
@@ -35,6 +35,7 @@ class ComponentResult:
     weight. Both are None unless `status` is ok.
     message: why it has no value. is_transient: whether a later request may give one.
     answer: the service's full result, with error spans; None without a service.
+    has_token_weight: whether its error spans or omissions reward tokens.
     """
 
     weight: float
@@ -44,6 +45,12 @@ class ComponentResult:
     message: str | None = None
     is_transient: bool = False
     answer: Result | None = None
+    has_token_weight: bool = False
+
+    @property
+    def is_required(self) -> bool:
+        """Return whether a sample without it has no reward."""
+        return bool(self.weight) or self.has_token_weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,8 @@ class RewardResult:
     @property
     def is_transient(self) -> bool:
         """Return whether a later call may give the reward that is missing now."""
-        weighted = [c for c in self.components.values() if c.weight and c.status != "ok"]
-        return self.reward is None and any(component.is_transient for component in weighted)
+        missing = [c for c in self.components.values() if c.is_required and c.status != "ok"]
+        return self.reward is None and any(component.is_transient for component in missing)
 
     @property
     def cause(self) -> str | None:
@@ -86,7 +93,7 @@ class RewardResult:
         parts = [
             f"{name}: {component.status}"
             for name, component in self.components.items()
-            if component.weight and component.status not in ("ok", "skipped")
+            if component.is_required and component.status not in ("ok", "skipped")
         ]
         parts += [
             f"gate {name}: {g.status}" for name, g in self.gates.items() if g.status != "open"
@@ -152,7 +159,7 @@ def raise_for_missing(results: Iterable[RewardResult]) -> list[float]:
 
 
 def _missing(index: int, result: RewardResult) -> SampleError:
-    statuses = [c.status for c in result.components.values() if c.weight and c.status != "ok"]
+    statuses = [c.status for c in result.components.values() if c.is_required and c.status != "ok"]
     status = next((status for status in statuses if status != "skipped"), "no_value")
     return SampleError(
         _ERROR_TYPES.get(status, status),
@@ -199,18 +206,23 @@ def compose(
 
     The first rule that applies decides:
     1. a gate that refuses is closed, or a gate is unknown: no reward;
-    2. a component with a weight has a bad source: no reward;
-    3. a component with a weight has a refused text: the reward of `refused_text_reward`, plus the
+    2. a required component (with a weight, of texts or of tokens) has a bad source: no reward;
+    3. a required component has a refused text: the reward of `refused_text_reward`, plus the
        components with `applies_to_refused_text`, lowered by the closed gates; without one: no
        reward;
-    4. a component with a weight has no value: no reward;
+    4. a required component has no value: no reward;
     5. the sum of weight * scaled, lowered by the closed gates.
     A sum that is not finite as float32, in which trainers hold rewards, is no reward.
     """
+    of_tokens = definition.token_rewards.weighted if definition.token_rewards else frozenset()
+    components = {
+        name: replace(c, has_token_weight=True) if name in of_tokens else c
+        for name, c in components.items()
+    }
     reward, reason = _compose(definition, components, gates)
     if reward is not None and not abs(reward) <= _MAX_FLOAT32:
         reward, reason = None, f"non_finite: the sum is {_NON_FINITE}"
-    return RewardResult(reward, reason, dict(components), dict(gates))
+    return RewardResult(reward, reason, components, dict(gates))
 
 
 def refusing_gate(
@@ -234,7 +246,7 @@ def _compose(
 ) -> tuple[float | None, str | None]:
     if refusal := refusing_gate(definition, gates):
         return None, refusal[1]
-    required = {name: c for name, c in components.items() if c.weight and c.status != "ok"}
+    required = {name: c for name, c in components.items() if c.is_required and c.status != "ok"}
     for name, component in required.items():
         if component.status == "bad_source":
             return None, _reason(name, component)

@@ -77,6 +77,11 @@ def check_target_languages(
 
 
 def _check_inputs(definition: RewardDefinition, key: str) -> None:
+    if definition.token_rewards is not None:
+        raise UserError(
+            f"{key}.token_rewards: tokens are rewarded by the keys of a run's reward in this "
+            "trainer. Use reward.w_xcomet_span or reward.w_mqm_span"
+        )
     for name, component in definition.components.items():
         if component.is_group_rule:
             raise UserError(
