@@ -196,12 +196,12 @@ class RewardConfig(Config):
     )
     terms: dict[str, float] = Field(
         default_factory=dict,
-        description="Weights of further components, by name "
-        "(trainer/translation/rewards/components).",
+        description="Weights of components of `definition`, by name, in place of those that it "
+        "has.",
     )
     urls: dict[str, Urls] = may_change(
         default_factory=dict,
-        description="Services of further components, by name, as metricx_urls.",
+        description="The judge's services (`judge`), as metricx_urls.",
     )
     batch_size: int = may_change(64, ge=1, description="Samples in one request to a service.")
     timeout_s: float = may_change(

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import ErrorSpan, Scored, Truncated
 from tests.kits.trainer.runs import rollout
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import Scores
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 
 TEXT = "abcdefgh"
 OFFSETS = [(0, 2), (2, 4), (4, 6), (6, 8), (8, 8)]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, SyncCompositeReward
-from scorekit.rewards.engine import check_languages
-from scorekit.rewards.rules import load_gate
 from scorekit.schemas import Failed, Info, Scored, Truncated
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, CLOSED_GATE, failure
@@ -59,21 +57,6 @@ class CompositeScorer:
             return reward_output([_as_scored(r, s) for r, s in zip(results, samples, strict=True)])
 
         return self._reward.submit(score)
-
-
-def check_target_languages(
-    definition: RewardDefinition | None, key: str, languages: Iterable[str]
-) -> None:
-    """Raise UserError if a gate does not know a target language of the examples.
-
-    key: config key of the definition."""
-    if definition is None:
-        return
-    rules = {name: load_gate(f"{key}.gates.{name}", g) for name, g in definition.gates.items()}
-    try:
-        check_languages(definition, rules, languages)
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from None
 
 
 def _check_inputs(definition: RewardDefinition, key: str) -> None:
