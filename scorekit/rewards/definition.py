@@ -111,6 +111,11 @@ class ComponentConfig(ServiceRequest):
         False,
         description="The function of `rule` gets all samples of a group, and returns a value each.",
     )
+    batch: bool = Field(
+        False,
+        description="The function of `rule` gets all samples of a call, and returns a value each: "
+        "for one that sends them to a server together.",
+    )
     applies_to_refused_text: bool = Field(
         False, description="A local rule that counts beside refused_text_reward, too."
     )
@@ -120,7 +125,7 @@ class ComponentConfig(ServiceRequest):
         if (self.service is None) == (self.rule is None):
             raise ValueError("needs either `service` or `rule`. Give one of them")
         default = type(self).model_construct()
-        unused: tuple[str, ...] = ("group", "applies_to_refused_text")
+        unused: tuple[str, ...] = ("group", "batch", "applies_to_refused_text")
         if self.rule is not None:
             unused = (*ServiceRequest.model_fields, "field", "severity_weights")
         for key in unused:
@@ -140,8 +145,11 @@ class ComponentConfig(ServiceRequest):
     def _check_group(self) -> Self:
         if self.rule is None:
             return self
-        if self.group and ":" not in self.rule:
-            raise ValueError("`group` is for a module:function. Remove it")
+        for key in ("group", "batch"):
+            if getattr(self, key) and ":" not in self.rule:
+                raise ValueError(f"`{key}` is for a module:function. Remove it")
+        if self.group and self.batch:
+            raise ValueError("`group` and `batch`: give one of them")
         if self.applies_to_refused_text and self.is_group_rule:
             raise ValueError("a rule of groups cannot apply to a refused text")
         return self

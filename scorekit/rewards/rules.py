@@ -32,7 +32,7 @@ from scorekit.rewards.results import (
 )
 
 Fields = Mapping[str, Any]
-#: Returns a value of each sample of a group; None: there is none.
+#: Returns a value of each sample of a group, or of a call; None: there is none.
 GroupFunction = Callable[[Sequence[Fields]], Sequence[float | None]]
 #: Calls of a function that may hang at once. A thread cannot be ended, so then no more are made.
 MAX_HUNG = 8
@@ -105,6 +105,8 @@ class LocalRule:
         component by its sample's index as soon as it is known.
         """
         parts = groups if self.config.is_group_rule else [[index] for index in range(len(samples))]
+        if self.config.batch:
+            parts = [range(len(samples))] if samples else []
         results = {} if results is None else results
         for indices in parts:
             values = self._group([samples[index] for index in indices])
@@ -175,7 +177,8 @@ def _load(key: str, config: ComponentConfig) -> GroupFunction:
         raise UserError(f"{key}: {rule!r} is not a function")
     if inspect.iscoroutinefunction(function):
         raise UserError(f"{key}: {rule!r} is async. Name a plain function")
-    group_function: GroupFunction = function if config.group else _for_each_sample(function)
+    takes_list = config.group or config.batch
+    group_function: GroupFunction = function if takes_list else _for_each_sample(function)
     return group_function
 
 

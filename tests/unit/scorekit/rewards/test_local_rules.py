@@ -109,6 +109,15 @@ def test_a_function_of_groups_gets_each_group():
     assert components[5].message == "ValueError: 0 values for 1 samples"
 
 
+def test_a_function_of_a_batch_gets_all_samples_of_a_call_at_once():
+    samples = [GOOD | {"mt": mt} for mt in ("aaa", "a", "aa")]
+    config = {"rule": f"{__name__}:rank_by_length", "batch": True}
+    assert raws(samples, [[0], [1, 2]], **config) == [1.0, 0.0, 0.5]
+    assert raws([], **config) == []
+    failed = evaluate([*samples, GOOD | {"mt": "raise"}], **config)
+    assert {component.status for component in failed} == {"rule_error"}
+
+
 def refuse(sample):
     """Raise the user's mistake."""
     raise UserError("column: required")
