@@ -20,9 +20,8 @@ from trainer.runs.config import set_key
 from trainer.translation.config_data import DataConfig
 from trainer.translation.data import Example
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
-from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, Ask, ServiceName, only_source
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.rewards.sources import Ask, only_source
 
 log = logging.getLogger(__name__)
 #: Bytes that every service reads if overlong texts are truncated: no service has a lower limit of

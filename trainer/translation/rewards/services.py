@@ -16,10 +16,7 @@ from scorekit.rewards.results import log_words
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
-from trainer.translation.rewards.composite_scorer import CompositeScorer
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
-from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
     COMPOSITE,
     SAMPLE_ERROR_TYPES,
@@ -27,9 +24,19 @@ from trainer.translation.rewards.reward_batch import (
     RewardFailure,
     Scores,
     ServiceName,
+    SourceCheck,
     Text,
     host,
     is_truncated,
+)
+from trainer.translation.rewards.scorers import (
+    CompositeScorer,
+    JudgeScorer,
+    ThreadScorer,
+    body_of,
+    check_answer,
+    load_scorer,
+    task_errors,
 )
 from trainer.translation.rewards.short_form import (
     SERVICES,
@@ -37,7 +44,6 @@ from trainer.translation.rewards.short_form import (
     needed_services,
     nested_definition,
 )
-from trainer.translation.rewards.sources import SourceCheck
 
 log = logging.getLogger(__name__)
 #: Timeout in seconds of the /v1/info of a service without a weight, before an evaluation.

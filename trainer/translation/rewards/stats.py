@@ -12,11 +12,10 @@ from scorekit.rewards.violations import VIOLATIONS
 from scorekit.schemas import ErrorSpan, Scored, Severity
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
 from trainer.translation.rewards import metricx_reward
-from trainer.translation.rewards.composite_scorer import Composed
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.judging import Judged
 from trainer.translation.rewards.reward_batch import COMPOSITE, MQM, VERDICT, ServiceName
 from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.scorers import Composed, Judged
 from trainer.translation.rewards.short_form import SERVICES, needed_services
 
 #: Severities with a separate stat; all others are counted together, as UNKNOWN.
