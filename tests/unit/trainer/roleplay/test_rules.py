@@ -58,12 +58,13 @@ def test_the_values_and_the_weighted_sum_are_those_of_the_functions(similarity: 
 
 def test_the_user_turn_may_be_the_source_and_a_call_is_one_request(similarity: Similarity) -> None:
     definition = definition_of(RewardConfig())
-    name = "reward_reference_alignment"
+    name = "reward_grounded_to_user"
     definition["components"] = {name: definition["components"][name]}
-    embedder = similarity.embedder
+    samples = [{"src": TURN, "mt": reply} | ROWS[0] for reply in (GOOD, "가요", TURN)]
+    expected = rewards.reward_grounded_to_user([TURN] * 3, [sample["mt"] for sample in samples])
+    similarity.embedder.calls.clear()
+    similarity._vectors.clear()
     with SyncCompositeReward(definition) as reward:
-        results = reward.score(
-            [{"src": TURN, "mt": reply} | ROWS[0] for reply in (GOOD, "가요", "네")]
-        )
-    assert [result.reward is not None for result in results] == [True] * 3
-    assert len(embedder.calls) == 1
+        results = reward.score(samples)
+    assert [result.components[name].raw for result in results] == expected
+    assert len(set(expected)) == 3 and len(similarity.embedder.calls) == 1

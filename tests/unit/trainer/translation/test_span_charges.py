@@ -101,6 +101,14 @@ def test_a_severity_without_a_weight_is_told() -> None:
     )
 
 
+def test_a_span_outside_the_translation_is_no_reward() -> None:
+    """Check that the answer of another text ends no run, and rewards nothing."""
+    for service in ("xcomet", "mqm"):
+        reward = reward_of({service: answer([span(2, 9)])}, **{f"w_{service}_span": 1})
+        assert reward.r_seq is None and reward.token_rewards == [0.0] * 5
+        assert "an error span is outside the translation" in str(reward.error)
+
+
 def test_an_answer_without_spans_is_no_answer_without_errors() -> None:
     for service in ("xcomet", "mqm"):
         without = {service: answer().model_copy(update={"error_spans": None})}
