@@ -70,10 +70,9 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "trainer.translation": {
         "data, prompts, offsets": "trainer.translation",
         "scores": "trainer.translation.rewards",
-        "reward components": "trainer.translation.rewards.component "
-        "trainer.translation.rewards.components trainer.translation.rewards.span_penalties",
-        "rewards": "trainer.translation.rewards.compute trainer.translation.rewards.services "
-        "trainer.translation.rewards.screening trainer.translation.rewards.short_form "
+        "rewards": "trainer.translation.rewards.services trainer.translation.rewards.screening "
+        "trainer.translation.rewards.sample_reward trainer.translation.rewards.stats "
+        "trainer.translation.rewards.advantages "
         "trainer.translation.collect "
         "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from trainer.translation.data import postprocess_translation as postprocess_translation
     from trainer.translation.evaluation.evaluate import Report as Report
     from trainer.translation.evaluation.evaluate import evaluate_on_dataset as evaluate_on_dataset
+    from trainer.translation.rewards import metricx_reward as metricx_reward
     from trainer.translation.rewards.advantages import rollout_advantages as rollout_advantages
-    from trainer.translation.rewards.components.metricx import metricx_reward as metricx_reward
     from trainer.translation.rewards.config import RewardConfig as RewardConfig
     from trainer.translation.rewards.services import RewardClient as RewardClient
     from trainer.translation.rollouts import TranslationRollout as Rollout  # noqa: F401
@@ -71,7 +71,7 @@ _SOURCES = {
     "format_translation_prompt": "trainer.translation.data",
     "generate_rollouts": "trainer.translation.rollouts",
     "load_examples": "trainer.translation.data",
-    "metricx_reward": "trainer.translation.rewards.components.metricx",
+    "metricx_reward": "trainer.translation.rewards",
     "postprocess_translation": "trainer.translation.data",
     "reward_character_consistency": "trainer.roleplay.rewards",
     "reward_format": "trainer.roleplay.rewards",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from scorekit.credit import spans_to_token_rewards
 from scorekit.files import write_atomic
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import pad_token_id
@@ -23,11 +24,10 @@ from trainer.runs.run_log import read_jsonl, write_jsonl
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
-from trainer.translation.rewards.components.mqm import omission_penalty
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.stats import omission_penalty
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 PROBE_SAMPLES = 2  # of the start policy, for each held-out source
@@ -88,7 +88,7 @@ class Measure:
         scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
         rewards = compute_rewards(rollouts, scores, self.cfg.reward)
         scored = [(r, s) for r, s in zip(rollouts, rewards, strict=True) if s.r_seq is not None]
-        penalties = [s.span_penalties["xcomet"].penalties for _, s in scored]
+        penalties = [_penalties(r, s, self.cfg.reward) for r, s in scored]
         return Probe([r for r, _ in scored], penalties)
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ class Measure:
             {
                 **completion_line(rollout, reward),
                 "ref": example.ref_text,
-                "penalty": _mean_penalty(reward),
+                "penalty": _mean_penalty(rollout, reward, self.cfg.reward),
                 "omission": _omission(reward, self.cfg.reward),
             }
             for example, rollout, reward in zip(self.examples, rollouts, rewards, strict=True)
@@ -152,12 +152,31 @@ class Measure:
         write_atomic(out, json.dumps(results, ensure_ascii=False))
 
 
-def _mean_penalty(reward: SampleReward) -> float | None:
+def _penalties(rollout: TranslationRollout, reward: SampleReward, cfg: RewardConfig) -> list[float]:
+    """Return the weighted penalty of each token by xCOMET's spans."""
+    penalties = spans_to_token_rewards(
+        rollout.completion_text,
+        rollout.token_char_offsets,
+        reward.answers["xcomet"].error_spans or [],
+        cfg.severity_weights.model_dump(),
+        cfg.overlap_policy,
+        overlap_threshold=cfg.overlap_threshold,
+        combine=cfg.span_combine,
+        use_confidence=cfg.use_confidence,
+    )
+    return [cfg.w_xcomet_span * penalty for penalty in penalties]
+
+
+def _mean_penalty(
+    rollout: TranslationRollout, reward: SampleReward, cfg: RewardConfig
+) -> float | None:
     """Return the mean penalty of a token by xCOMET's spans; None without spans."""
-    charge = reward.span_penalties.get("xcomet")
-    if charge is None:
-        return None if reward.error_spans is None else 0.0
-    return sum(charge.penalties) / len(charge.penalties) if charge.penalties else 0.0
+    if reward.error_spans is None:
+        return None
+    if reward.r_seq is None or "xcomet" not in reward.answers:
+        return 0.0
+    penalties = _penalties(rollout, reward, cfg)
+    return sum(penalties) / len(penalties) if penalties else 0.0
 
 
 def _omission(reward: SampleReward, cfg: RewardConfig) -> float | None:

@@ -43,7 +43,7 @@ from scorekit.command import clean_exit, print_line, run_app
 from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
 from scorekit.rewards import CompositeReward, load_definition
-from scorekit.rewards.ranges import Range, reward_range
+from scorekit.rewards.results import Range, reward_range
 from scorekit.schemas import Overlong
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)

@@ -13,8 +13,8 @@ from typing import Any
 
 from scorekit.adapters.rewards import RewardSettings, Samples, message_text
 from scorekit.errors import UserError
-from scorekit.rewards.first_samples import FirstSamples, check_languages
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.engine import FirstSamples, check_languages
+from scorekit.rewards.rules import load_gate
 
 #: Rows of each file that are checked.
 NUM_ROWS = 256

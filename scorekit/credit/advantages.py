@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from itertools import compress, count
 from typing import Any, Literal
 
 from scorekit.credit.checks import as_plain, check_choice, check_flag, is_finite
@@ -61,7 +62,7 @@ def compute_advantages(
         advantages = _advantages(rewards, token_rewards, valid, groups, norm, center, eps)
     except (OverflowError, ZeroDivisionError):  # a deviation of 0 by rounding, and eps 0
         advantages = [[math.nan]]
-    if not all(math.isfinite(value) for row in advantages for value in row):
+    if not all(all(map(math.isfinite, row)) for row in advantages):
         raise ValueError("the rewards are too large, or too close to 0 for this eps, to compute")
     return advantages
 
@@ -78,6 +79,8 @@ def _as_groups(groups: Iterable[Hashable]) -> list[Hashable]:
 def _check_flags(valid: Sequence[Sequence[Any]]) -> None:
     """Raise ValueError for what is neither True nor False, such as the -100 of labels."""
     for index, row in enumerate(valid):
+        if row.count(True) + row.count(False) == len(row):
+            continue
         for token, flag in enumerate(row):
             if flag not in (0, 1):
                 raise ValueError(
@@ -119,7 +122,7 @@ def _advantages(
     for indices in batches[norm]:
         _normalize([values[index] for index in indices], eps)
     for index, row in values.items():
-        for token, value in row.items():
+        for token, value in zip(compress(count(), valid[index]), row, strict=False):
             advantages[index][token] = value
     return advantages
 
@@ -136,26 +139,19 @@ def _added(
     rewards_by_sample: dict[int, float],
     token_rewards: Sequence[Sequence[float]],
     valid: Sequence[Sequence[bool]],
-) -> dict[int, dict[int, float]]:
-    """Return sequence reward plus token reward of each valid token, by sample and token."""
+) -> dict[int, list[float]]:
+    """Return sequence reward plus token reward of the valid tokens, by sample."""
     return {
-        index: {
-            token: reward + token_reward
-            for token, (token_reward, is_valid) in enumerate(
-                zip(token_rewards[index], valid[index], strict=True)
-            )
-            if is_valid
-        }
+        index: [reward + value for value in compress(token_rewards[index], valid[index])]
         for index, reward in rewards_by_sample.items()
     }
 
 
-def _normalize(rows: Sequence[dict[int, float]], eps: float) -> None:
+def _normalize(rows: Sequence[list[float]], eps: float) -> None:
     """Normalize all values of the rows in place; equal values become exactly 0."""
-    mean, deviation, is_constant = _moments([v for row in rows for v in row.values()], 0)
+    mean, deviation, is_constant = _moments([value for row in rows for value in row], 0)
     for row in rows:
-        for token, value in row.items():
-            row[token] = 0.0 if is_constant else (value - mean) / (deviation + eps)
+        row[:] = [0.0 if is_constant else (value - mean) / (deviation + eps) for value in row]
 
 
 def _group_scores(rewards: Sequence[float], eps: float) -> list[float]:

@@ -45,7 +45,7 @@ _LINK = re.compile(r"""\]\(([^)#\s]+)(?:#[^)\s]*)?(?: "[^"]*")?\)""")
 #: What CONTRIBUTING.md and a tutorial let their reader make.
 _CREATED_BY_READER = {
     "runs/first/compare.py",
-    "trainer/translation/rewards/components/brevity.py",
+    "brevity.py",
     "trainer/rl/algorithms/ratio_free.py",
     "services/ratio/model.py",
     "services/ratio/__main__.py",

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from scorekit.credit.advantages import compute_advantages
 from trainer.rl.ratios import KLEstimator, kl_values
 
 log = logging.getLogger(__name__)
@@ -41,70 +42,6 @@ def center_groups(rewards_B: Tensor, groups_B: Sequence[int]) -> Tensor:
     sums = torch.zeros(len(rewards_B), dtype=rewards_B.dtype).index_add_(0, index_B, rewards_B)
     counts = torch.bincount(index_B, minlength=len(rewards_B)).clamp(min=1)
     return rewards_B - (sums / counts)[index_B]
-
-
-def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
-    """Return (A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
-
-    Computed in float64, with the population deviation. If all valid tokens of the batch are equal,
-    the result is exactly 0, and a warning is logged: rounding errors over eps would be noise.
-    """
-    values = raw_BT[mask_BT].double()
-    normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
-    if values.numel() == 0 or values.min() == values.max():
-        if values.numel() > 1:
-            log.warning(
-                "all %d tokens have the same advantage, %.4g: there is nothing to learn from them",
-                values.numel(),
-                float(values[0]),
-            )
-        return normalized_BT
-    normalized_BT[mask_BT] = (values - values.mean()) / (values.std(correction=0) + eps)
-    return normalized_BT
-
-
-def normalize_groups(
-    raw_BT: Tensor, mask_BT: Tensor, groups_B: Sequence[int], eps: float = 1e-8
-) -> Tensor:
-    """Normalize as `normalize_advantages`, but over the valid tokens of each prompt's samples.
-
-    Samples of equal length without token rewards get GRPO's advantages (arXiv 2402.03300, section
-    4.1.2, with the population deviation). If the lengths differ, longer samples weigh more in mean
-    and deviation. A group whose tokens are all equal gives exactly 0.
-    """
-    normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
-    index_B = torch.as_tensor(groups_B)
-    constant = 0
-    for group in index_B.unique():
-        group_mask_BT = mask_BT & (index_B == group)[:, None]
-        values = raw_BT[group_mask_BT].double()
-        if values.numel() == 0 or values.min() == values.max():
-            constant += values.numel() > 1
-            continue
-        normalized_BT[group_mask_BT] = (values - values.mean()) / (values.std(correction=0) + eps)
-    if constant:
-        log.warning("all samples have the same reward, for %d prompts", constant)
-    return normalized_BT
-
-
-def grpo_advantages(rewards_B: Tensor, groups_B: Sequence[int], eps: float = 1e-4) -> Tensor:
-    """Return (r - mean) / (std + eps) of each prompt's samples, [B] (arXiv 2402.03300, 4.1.2).
-
-    Computed in float64, with the unbiased deviation (n - 1), as TRL (eps 1e-4) and verl (1e-6) do.
-    A group of one sample, or with equal rewards, gives exactly 0: there is nothing to compare. (For
-    a group of one sample, verl takes the bare reward as its advantage.)
-    """
-    centered_B = center_groups(rewards_B.double(), groups_B)
-    index_B = torch.unique(torch.as_tensor(groups_B), return_inverse=True)[1]
-    advantages_B = torch.zeros_like(centered_B)
-    for group in index_B.unique():
-        group_mask_B = index_B == group
-        rewards = rewards_B[group_mask_B].double()
-        if rewards.min() < rewards.max():
-            advantages_B[group_mask_B] = centered_B[group_mask_B] / (
-                rewards.std(correction=1) + eps
-            )
-    return advantages_B
 
 
 def kl_rewards(
@@ -154,25 +91,49 @@ def token_advantages(
 ) -> TokenAdvantages:
     """Add sequence and token rewards, then normalize over the batch (arXiv 2601.09012, section 4).
 
+    The numbers are those of `compute_advantages`, which every trainer gets, in float64; this pads
+    them, and logs a warning where equal rewards leave nothing to learn.
+
     rewards_B: r_seq of each sample.
     token_rewards_BT: the additional reward of each token.
     mask_BT: the tokens to train on.
     groups_B: the prompt of each sample.
     center: subtract a prompt's mean r_seq first: an easy prompt gives no advantage (our addition).
-    norm: normalize over all valid tokens of the batch (the paper), or of each group
-    (`normalize_groups`); grpo: `grpo_advantages` of r_seq, to which the token rewards are added
-    unchanged.
+    norm: normalize over all valid tokens of the batch (the paper), or of each group; grpo: the
+    sequence rewards of each prompt are normalized, and the token rewards added unchanged.
     """
     rewards_B = rewards_B.double()
+    groups = torch.as_tensor(groups_B).tolist()
+    rows = compute_advantages(
+        rewards_B.tolist(),
+        token_rewards_BT.tolist(),
+        mask_BT.tolist(),
+        groups,
+        norm=norm,
+        center=center,
+        eps=eps,
+    )
+    values_BT = torch.tensor(rows, dtype=torch.float64, device=mask_BT.device).view(mask_BT.shape)
     if center:
-        rewards_B = center_groups(rewards_B, groups_B)
+        rewards_B = center_groups(rewards_B, groups)
     raw_BT = broadcast_sequence_rewards(rewards_B, mask_BT) + token_rewards_BT
-    if norm == "grpo":
-        values_B = grpo_advantages(rewards_B, groups_B, eps)
-        values_BT = broadcast_sequence_rewards(values_B, mask_BT)
-        values_BT += token_rewards_BT.masked_fill(~mask_BT, 0.0)
-    elif norm == "group":
-        values_BT = normalize_groups(raw_BT, mask_BT, groups_B, eps)
-    else:
-        values_BT = normalize_advantages(raw_BT, mask_BT, eps)
+    _warn_of_equal(raw_BT, mask_BT, groups, norm)
     return TokenAdvantages(raw_BT, values_BT, mask_BT)
+
+
+def _warn_of_equal(raw_BT: Tensor, mask_BT: Tensor, groups: Sequence[int], norm: str) -> None:
+    """Log a warning if all valid tokens of the batch, or of prompts, have the same advantage."""
+    if norm == "batch":
+        values = raw_BT[mask_BT]
+        if values.numel() > 1 and values.min() == values.max():
+            log.warning(
+                "all %d tokens have the same advantage, %.4g: there is nothing to learn from them",
+                values.numel(),
+                float(values[0]),
+            )
+    elif norm == "group":
+        index_B = torch.as_tensor(groups, device=mask_BT.device)
+        by_group = [raw_BT[mask_BT & (index_B == group)[:, None]] for group in index_B.unique()]
+        constant = sum(row.numel() > 1 and bool(row.min() == row.max()) for row in by_group)
+        if constant:
+            log.warning("all samples have the same reward, for %d prompts", constant)

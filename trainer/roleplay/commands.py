@@ -63,16 +63,20 @@ def check(cfg: RoleplayConfig, processes: int) -> int:
 
 def reward(cfg: RoleplayConfig) -> int:
     """Print the section `reward` with the weights of all functions."""
-    from trainer.roleplay.rewards import REWARDS, weights_of
+    import yaml
+
+    from trainer.roleplay.rules import definition_of
     from trainer.runs.cli.reward import print_reward
 
-    names = [reward.name for reward in REWARDS]
+    definition = definition_of(cfg.reward)
     words = [
         "The reward of a reply: the sum of weight * value of five functions (0 to 1 each) of",
-        "trainer.roleplay.rewards. They are no definition; this is the section of a config.",
+        "trainer.roleplay.rewards. This is the section of a config. For other trainers, as a",
+        "definition whose samples have the rows' columns (trainer/roleplay/rules.py):",
+        *(f"  {line}" for line in yaml.safe_dump(definition, sort_keys=False).splitlines()),
     ]
     section = cfg.reward.model_dump(mode="json")
-    weights = dict(zip(names, weights_of(cfg.reward), strict=True))
+    weights = {name: part["weight"] for name, part in definition["components"].items()}
     print_reward(words, {"reward": section | {"weights": weights}})
     return 0
 

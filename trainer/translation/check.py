@@ -23,20 +23,16 @@ from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.prompting import fitting_prompts
-from trainer.translation.rewards.components import (
-    COMPONENTS,
-    higher_is_better,
-    is_requested_by_weight,
-    services,
-    weighted,
-)
-from trainer.translation.rewards.components.chrf import check_references
-from trainer.translation.rewards.components.composite_scorer import check_target_languages
-from trainer.translation.rewards.components.guards import check_guards
-from trainer.translation.rewards.components.xcomet_spans import check_spans
 from trainer.translation.rewards.reward_batch import ServiceName
-from trainer.translation.rewards.screening import check_sources
+from trainer.translation.rewards.screening import (
+    check_guards,
+    check_references,
+    check_sources,
+    check_spans,
+    check_target_languages,
+)
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.short_form import SERVICES, needed_services, weighted_parts
 from trainer.translation.train import check_trainable, workload_of
 
 
@@ -72,9 +68,8 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
         run_check("memory", check_memory, cfg, model, longest, device, findings)
     service_results = [
         run_check(name, _service, cfg, name)
-        for name in services()
-        if not is_requested_by_weight(name)
-        or any(t.service == name and t.weight(cfg.reward) for t in COMPONENTS)
+        for name, kind in SERVICES.items()
+        if not kind.optional or name in needed_services(cfg.reward)
     ]
     if all(service_results) and train:
         run_check("sources", _sources, cfg, train, sets)
@@ -88,10 +83,8 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
 
 def _config(cfg: TranslationConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    components = weighted(cfg.reward)
-    return None, ", ".join(
-        f"{component.name} {component.weight(cfg.reward):g}" for component in components
-    )
+    parts = weighted_parts(cfg.reward)
+    return None, ", ".join(f"{name} {weight:g}" for name, weight in parts.items())
 
 
 def _update(cfg: TranslationConfig) -> tuple[None, str]:
@@ -184,7 +177,9 @@ def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
             return True, "has no weight in the reward"
         if name == "xcomet":
             check_spans(rewarder.ask, cfg.reward)
-        better = "higher" if higher_is_better(name) else "lower"  # the direction each reports
+        better = (
+            "higher" if SERVICES[name].higher_is_better else "lower"
+        )  # the direction each reports
         descriptions = [
             f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()
         ]

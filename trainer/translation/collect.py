@@ -17,9 +17,8 @@ from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
 from trainer.translation.buffered import BufferedSamples, PendingGroup
 from trainer.translation.config import TranslationConfig
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.reward_batch import RewardBatch
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 

@@ -59,7 +59,7 @@ def reward(cfg: TranslationConfig) -> int:
     definition = definition_of(cfg.reward)
     words = ["The reward of a translation: the sum of weight * (offset + scale * score)."]
     if definition is None:
-        words = ["No part of this reward is of a whole translation, so it has no definition."]
+        words = ["Every weight is 0, or of a part that no definition has."]
     missing = list(missing_parts(cfg.reward))
     if missing:
         words += ["Beside that, our trainer adds what is not part of a definition:"]

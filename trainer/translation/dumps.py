@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.rl.advantage import TokenAdvantages
-from trainer.translation.rewards.components import displayed_components
 from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.stats import PARTS
 from trainer.translation.rollouts import TranslationRollout
 
 
@@ -35,9 +35,9 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
         "finish_reason": rollout.finish_reason,
         **{
             key: value
-            for component in displayed_components()
-            if component.is_shown([reward])
-            for key, value in component.dump_fields(reward).items()
+            for part in PARTS
+            if part.is_shown([reward])
+            for key, value in part.dump_fields(reward).items()
         },
         "error": reward.error,
     }

@@ -8,23 +8,15 @@ from trainer.runs.cli import tables
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.translation.evaluation.evaluate import Report
 from trainer.translation.evaluation.stats import table
-from trainer.translation.rewards.components import displayed_components, needed
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.stats import hidden_keys
 
 
 def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Return the columns of an update: stats of components with a weight, and those always
     shown."""
-    needed_services = needed(cfg)
-    hidden_keys = {
-        stat.key
-        for component in displayed_components()
-        if component.optional
-        and not component.weight(cfg)
-        and component.service not in needed_services
-        for stat in component.table
-    }
-    return tables.columns([stat for stat in table() if stat.key not in hidden_keys])
+    hidden = hidden_keys(cfg)
+    return tables.columns([stat for stat in table() if stat.key not in hidden])
 
 
 def evaluation_line(update: int, report: Report, name: str = DEFAULT_EVAL_SET) -> str:

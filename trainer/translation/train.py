@@ -34,14 +34,16 @@ from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.components import weighted
-from trainer.translation.rewards.components.chrf import check_references
-from trainer.translation.rewards.components.composite_scorer import check_target_languages
-from trainer.translation.rewards.components.guards import check_guards
-from trainer.translation.rewards.components.xcomet_spans import check_spans
 from trainer.translation.rewards.sample_reward import SampleReward
-from trainer.translation.rewards.screening import screen
+from trainer.translation.rewards.screening import (
+    check_guards,
+    check_references,
+    check_spans,
+    check_target_languages,
+    screen,
+)
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.short_form import weighted_parts
 from trainer.translation.rollouts import TranslationRollout
 from trainer.translation.tables import columns, evaluation_line
 
@@ -115,9 +117,9 @@ def _scorable(
 def check_trainable(cfg: TranslationConfig) -> None:
     """Raise UserError if nothing could be trained, or with wrong results."""
     check_untruncated(cfg.generation, cfg.corrects_importance)
-    if not weighted(cfg.reward):
+    if not weighted_parts(cfg.reward):
         raise UserError(
-            "reward: every weight is 0 (the keys w_*, no_eos_penalty, guards, terms). "
+            "reward: every weight is 0 (the keys w_*, no_eos_penalty, guards, definition). "
             "Set one of them above 0, so that there is something to train on"
         )
     load_template(cfg.generation.prompt_template)

@@ -27,7 +27,7 @@ from scorekit.config import check_config
 from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
 from scorekit.rewards.definition import LanguageGate
-from scorekit.rewards.gates import GateRule, load_gate
+from scorekit.rewards.rules import GateRule, load_gate
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 

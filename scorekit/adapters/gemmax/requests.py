@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field
 
 from scorekit.errors import SampleError
-from scorekit.rewards.gates import GateRule, rule_result
+from scorekit.rewards.rules import GateRule, rule_result
 from scorekit.schemas import ErrorSpan, JudgeScored, Scored
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from scorekit.adapters.gemmax.requests import (
 from scorekit.adapters.remote_requests import create_routes, parse_body
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.errors import SampleError, UserError
-from scorekit.rewards.gates import GateRule
+from scorekit.rewards.rules import GateRule
 from scorekit.schemas import Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 

@@ -1,4 +1,5 @@
-"""Check that a new algorithm and a new reward component are one file and one line each.
+"""Check that a new algorithm is a file and a line, and a component of the reward a function and a
+line of YAML.
 
 The files and lines are those of CONTRIBUTING.md, added to a copy of the tree, which then trains.
 """
@@ -18,10 +19,25 @@ from tests.kits.trainer.runs import byte_level_tokenizer, save_policy
 ROOT = Path(__file__).parents[3]
 
 
+def section_of(title: str) -> str:
+    """Return a section of CONTRIBUTING.md."""
+    pages = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## ")
+    (text,) = [page for page in pages if page.startswith(title + "\n")]
+    return text
+
+
+def add_component(tree: Path) -> None:
+    """Write the two files of the section about a component of the reward."""
+    text = section_of("A component of the reward")
+    (code,) = re.findall(r"`brevity\.py`.*?```python\n(.*?)```", text, re.DOTALL)
+    (line,) = re.findall(r"`reward\.yaml`:\n\n```yaml\n(.*?)```", text, re.DOTALL)
+    (tree / "brevity.py").write_text(code, encoding="utf-8")
+    (tree / "reward.yaml").write_text(line, encoding="utf-8")
+
+
 def add(tree: Path, section: str) -> None:
     """Do what a section of CONTRIBUTING.md says: write its file, and add its line."""
-    pages = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("\n## ")
-    (text,) = [page for page in pages if page.startswith(section + "\n")]
+    text = section_of(section)
     (path,) = re.findall(r"^`(trainer/[\w/]+\.py)`;", text, re.MULTILINE)
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     ((line, registry),) = re.findall(r"the line `(.+?)` to `_CLASSES` in `(.+?)`", text)
@@ -32,13 +48,15 @@ def add(tree: Path, section: str) -> None:
     (tree / registry).write_text(after, encoding="utf-8")
 
 
-def test_a_file_and_a_line_add_an_algorithm_and_a_reward_component(tmp_path: Path) -> None:
+def test_an_algorithm_and_a_component_of_the_reward_are_added_as_contributing_says(
+    tmp_path: Path,
+) -> None:
     tree = tmp_path / "tree"
     for package in ("scorekit", "trainer"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, tree / package, ignore=ignored)
     add(tree, "An algorithm")
-    add(tree, "A component of the reward")
+    add_component(tree)
     policy = save_policy(tmp_path / "policy", byte_level_tokenizer())
     row = {"tgt_lang": "Korean", "src_lang": "English", "ref_text": "저장"}
     row |= {"src_lang_code": "en", "tgt_lang_code": "ko"}
@@ -54,7 +72,7 @@ def test_a_file_and_a_line_add_an_algorithm_and_a_reward_component(tmp_path: Pat
         "misc": {"device": "cpu", "threads": 1, "run_dir": str(run_dir)},
     }
     with reward_services() as running:
-        terms = {"w_xcomet_span": 0, "terms": {"brevity": 0.5}}
+        terms = {"w_xcomet_span": 0, "definition": "reward.yaml"}
         config = tmp_path / "run.yaml"
         config.write_text(json.dumps(settings | {"reward": {**running.urls, **terms}}))
         command = [sys.executable, "-m", "trainer", "train", "--config", str(config)]
@@ -63,6 +81,7 @@ def test_a_file_and_a_line_add_an_algorithm_and_a_reward_component(tmp_path: Pat
     (line,) = [json.loads(text) for text in (run_dir / "log.jsonl").read_text().splitlines()]
     assert line["moved"] > 0 and line["policy_loss"] > 0 and line["grad_norm"] > 0
     dump = (run_dir / "completions").glob("train-*.jsonl")
-    values = [json.loads(text)["brevity"] for path in dump for text in path.open()]
-    assert values and line["brevity_mean"] == sum(values) / len(values)
+    stats = [json.loads(text)["definition_stats"] for path in dump for text in path.open()]
+    values = [values["component/brevity"] for values in stats]
+    assert values and line["definition_component_brevity_mean"] == sum(values) / len(values)
     assert "ratio_free" in (run_dir / "config.yaml").read_text()

@@ -21,6 +21,7 @@ from trainer.translation.rewards.short_form import definition_of
 RUNNER = CliRunner()
 TRANSLATION = {
     "reward": {
+        "xcomet_urls": "http://three:8002",
         "metricx_urls": "http://me:secret@one:8001,http://two:8001",
         "metricx_model_name": "google/metricx-24-hybrid-large-v2p6",
         "w_metricx": 0.5,
@@ -47,11 +48,11 @@ def test_the_reward_of_a_translation_is_a_definition_to_paste(tmp_path: Path) ->
     assert definition.components["metricx"].service == ("http://one:8001", "http://two:8001")
     cfg = check_config(TranslationConfig, TRANSLATION, "test").reward
     cfg.metricx_urls = ["http://one:8001", "http://two:8001"]
+    assert definition.token_rewards is not None
+    assert definition.token_rewards.spans == {"xcomet": 0.5}
     assert definition == definition_of(cfg)
     weights = {name: part.weight for name, part in definition.components.items()}
-    assert weights == {"no_eos": -5.0, "guard_copy": -2.0, "metricx": 0.5}
-    assert "#   w_xcomet_span 0.5: times the severity, on each token in a span of xCOMET\n" in out
-    assert "#   severity_weights: MINOR -1, MAJOR -5, CRITICAL -10\n" in out
+    assert weights == {"no_eos": -5.0, "guard_copy": -2.0, "metricx": 0.5, "xcomet": 0.0}
 
 
 def test_a_run_folder_says_the_reward_of_its_config(tmp_path: Path) -> None:
@@ -66,21 +67,48 @@ def test_a_run_folder_says_the_reward_of_its_config(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "not a run" in done.output
 
 
-def test_spans_alone_have_no_definition(tmp_path: Path) -> None:
-    out = printed(tmp_path, {"reward": {"w_metricx": 0.0, "definition": None}})
-    assert all(line.startswith("#") for line in out.splitlines()) and "no definition" in out
+def test_spans_alone_are_a_definition(tmp_path: Path) -> None:
+    urls = {"xcomet_urls": "http://three:8002"}
+    out = printed(tmp_path, {"reward": {"w_metricx": 0.0, "w_mqm_span": 0.0} | urls})
+    definition = load_definition(yaml.safe_load(out))
+    assert definition.required == {"xcomet"} and definition.token_rewards is not None
+    assert definition.token_rewards.spans == {"xcomet": 1.0}
+    nothing = {"w_metricx": 0.0, "w_xcomet_span": 0.0}
+    out = printed(tmp_path, {"reward": nothing})
+    assert all(line.startswith("#") for line in out.splitlines())
 
 
-def test_a_definition_alone_is_printed_as_it_is(tmp_path: Path) -> None:
+def test_a_definition_is_printed_with_the_parts_beside_it(tmp_path: Path) -> None:
     content = {
         "components": {"copy": {"rule": "copy", "weight": -2.0}},
         "gates": {"length": {"rule": "length", "reward": -20.0}},
     }
     alone = {"w_metricx": 0.0, "w_xcomet_span": 0.0, "definition": content}
     out = printed(tmp_path, {"reward": alone})
-    assert yaml.safe_load(out) == content and "w_definition" not in out
-    out = printed(tmp_path, {"reward": alone | {"guards": {"w_copy": 1.0}}})
-    assert "#   w_definition 1: times the reward of reward.definition\n" in out
+    refused = {"invalid_input": -20.0, "overlong": -20.0}  # text_error_reward
+    assert yaml.safe_load(out) == content | {"refused_text_reward": refused}
+    half = printed(tmp_path, {"reward": alone | {"w_definition": 0.5}})
+    definition = load_definition(yaml.safe_load(half))
+    assert definition.components["copy"].weight == -1.0
+    assert definition.gates["length"].reward == -10.0
+    with_guard = alone | {"guards": {"w_copy": 1.0}}
+    out = printed(tmp_path, {"reward": with_guard}, expected_code=2)
+    assert out.startswith("error: reward.definition.gates.length: it lowers a reward, and")
+    without = {"components": content["components"], "refused_text_reward": {"overlong": -3.0}}
+    out = printed(tmp_path, {"reward": with_guard | {"definition": without}})
+    assert "#   w_definition 1: times the reward of reward.definition, whose refused_text_" in out
+    del without["refused_text_reward"]
+    out = printed(
+        tmp_path, {"reward": with_guard | {"definition": without, "terms": {"copy": -4.0}}}
+    )
+    weights = {n: p["weight"] for n, p in yaml.safe_load(out)["components"].items()}
+    assert weights == {"guard_copy": -1.0, "copy": -4.0}
+
+
+def test_an_old_name_in_terms_is_told_to_go_to_the_definition(tmp_path: Path) -> None:
+    out = printed(tmp_path, {"reward": {"terms": {"brevity": 0.1}}}, expected_code=2)
+    assert out.startswith("error: reward.terms: 'brevity' is no component of reward.definition.")
+    assert out.count("\n") == 1 and "a function and a line of YAML: docs/how-to/add-a-reward" in out
 
 
 @pytest.mark.parametrize(
@@ -88,13 +116,14 @@ def test_a_definition_alone_is_printed_as_it_is(tmp_path: Path) -> None:
     [
         ({}, "reward.metricx_urls: not set, nor METRICX_URL in the environment"),
         ({"metricx_urls": "a.b:C"}, "reward.metricx_urls: a.b:C: a definition has services"),
-        ({"w_judge": 1.0, "metricx_urls": "http://a"}, "reward.urls.judge: not set, nor JUDGE_URL"),
+        ({"metricx_urls": "http://a"}, "reward.xcomet_urls: not set, nor XCOMET_URL in the env"),
+        ({"w_judge": 1.0, "w_metricx": 0, "w_xcomet_span": 0}, "reward.urls.judge: not set, nor"),
     ],
 )
 def test_a_part_without_a_service_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: dict[str, Any], problem: str
 ) -> None:
-    for name in ("METRICX_URL", "JUDGE_URL"):
+    for name in ("METRICX_URL", "XCOMET_URL", "JUDGE_URL"):
         monkeypatch.delenv(name, raising=False)
     out = printed(tmp_path, {"reward": reward}, expected_code=2)
     assert out.startswith(f"error: {problem}") and out.count("\n") == 1

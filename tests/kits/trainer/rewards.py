@@ -18,8 +18,8 @@ from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from scorekit.server.settings import ServiceSettings
 from testing.servers import running_app, running_service, wait_ready
 from tests.kits.trainer.runs import rollout
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.sample_reward import compute_rewards
 from trainer.translation.rewards.services import RewardClient
 
 _VARIABLES = {

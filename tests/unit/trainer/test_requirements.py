@@ -23,8 +23,8 @@ from trainer.rl.config import RLConfig
 from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.update import update_policy
 from trainer.translation.offsets import compute_token_char_offsets
+from trainer.translation.rewards import metricx_reward
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.components.metricx import metricx_reward
 from trainer.translation.rewards.credit import spans_to_token_rewards
 from trainer.translation.rewards.sample_reward import SampleReward
 

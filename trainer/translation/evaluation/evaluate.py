@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from scorekit.paired import indices_by_group
-from scorekit.rewards.local_rules import chrf
+from scorekit.rewards.rules import chrf
+from scorekit.schemas import Scored
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
 from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
@@ -33,10 +34,9 @@ from trainer.translation.evaluation.stats import (
     total_rewards,
 )
 from trainer.translation.prompting import Prompt
-from trainer.translation.rewards.components.xcomet_spans import without_spans
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.reward_batch import Scores as Answers
+from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
@@ -107,7 +107,7 @@ def evaluate_on_dataset(
         )
     texts = [rollout.scored_text for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
-    reward_cfg = without_spans(scores, reward_cfg)
+    reward_cfg = _without_spans(scores, reward_cfg)
     rewards = compute_rewards(rollouts, scores, reward_cfg)
     held_out = _held_out(metrics, own_examples, rollouts)
     if sharing:
@@ -126,6 +126,16 @@ def evaluate_on_dataset(
         for k, row in enumerate(zip(examples, rollouts, rewards, strict=True))
     ]
     return Report(values, lines)
+
+
+def _without_spans(scores: Answers, cfg: RewardConfig) -> RewardConfig:
+    """Return the config without the span weight if the scorer gives no spans: evaluation still
+    works."""
+    results = scores.results.get("xcomet", [])
+    scored = [result for result in results if isinstance(result, Scored)]
+    if results and all(result.error_spans is not None for result in scored):
+        return cfg
+    return cfg.model_copy(update={"w_xcomet_span": 0.0})
 
 
 def _held_out(

@@ -44,7 +44,7 @@ from trainer.translation.evaluation.evaluate import evaluate_on_dataset
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_comparison, write_evaluation
 from trainer.translation.evaluation.stats import severity_counts
-from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.screening import check_references
 from trainer.translation.rewards.services import RewardClient
 
 log = logging.getLogger(__name__)

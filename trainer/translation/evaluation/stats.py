@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_COMPLETIONS, OF_LEARNING
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
-from trainer.translation.rewards.components import displayed_components
-from trainer.translation.rewards.components.xcomet_spans import SEVERITIES
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.stats import PARTS, SEVERITIES
 
 _FRONT = (
     StatSpec(key="update", column="update", form="6d", narrow=True),
@@ -61,7 +60,7 @@ def table(*evaluations: Mapping[str, Any]) -> tuple[StatSpec, ...]:
     evaluations: stats of evaluations, or lines of their dumps. They define the held-out metrics
     (`eval.metrics`), and whether chrF was a reward.
     """
-    component_stats = (stat for component in displayed_components() for stat in component.table)
+    component_stats = (stat for part in PARTS for stat in part.table)
     is_paid = any(values.get("chrf_reward_mean") is not None for values in evaluations)
     chrf = replace(_CHRF, title=f"{_CHRF.title}{A_REWARD if is_paid else NO_REWARD}")
     return (*_FRONT, *component_stats, *held_out_table(*evaluations), chrf, *_BACK)
@@ -139,7 +138,7 @@ def curves(*evaluations: Mapping[str, Any]) -> tuple[Curve, ...]:
         Curve(title=f"held-out {stat.title}", held_out=stat.key)
         for stat in held_out_table(*evaluations)
     ]
-    component_curves = (curve for component in displayed_components() for curve in component.curves)
+    component_curves = (curve for part in PARTS for curve in part.curves)
     coverage = tuple(stat.key for stat in table() if stat.key.endswith("_coverage"))
     return (
         *component_curves,
@@ -195,9 +194,9 @@ def component_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats
     handled (skipped and penalized ones are text errors, too).
     """
     stats: Stats = {}
-    for component in displayed_components():
-        if component.is_shown(rewards):
-            stats |= component.stats(rewards, cfg)
+    for part in PARTS:
+        if part.is_shown(rewards):
+            stats |= part.stats(rewards, cfg)
     stats["text_errors"] = sum(r.text_error is not None for r in rewards)
     stats["source_errors"] = sum(r.source_error is not None for r in rewards)
     for handling in ("truncated", "windowed", "skipped", "penalised"):

@@ -1,20 +1,30 @@
-"""The reward of one completion, with the results that it is computed from."""
+"""The reward of one completion: from the services' answers, by the formula of scorekit.rewards."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
-from scorekit.schemas import ErrorSpan, Scored
-from trainer.translation.rewards.reward_batch import ServiceName, is_truncated
+from scorekit.errors import TEXT_ERROR_TYPES, UserError
+from scorekit.rewards import (
+    ComponentResult,
+    RewardDefinition,
+    RewardResult,
+    TokenRewards,
+    token_rewards,
+)
+from scorekit.rewards.definition import ComponentConfig
+from scorekit.rewards.results import compose, missing_component
+from scorekit.rewards.rules import LocalRule
+from scorekit.rewards.services import service_component
+from scorekit.schemas import ErrorSpan, Failed, Scored
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
+from trainer.translation.rewards.short_form import formula_of, rules_of
+from trainer.translation.rollouts import TranslationRollout
 
-
-class SpanPenalties(NamedTuple):
-    """The weighted span penalty of each token from one service, and whether it has read the
-    token."""
-
-    penalties: list[float]
-    covered: list[bool]
+Results = dict[ServiceName, Scored | Failed]
 
 
 @dataclass(slots=True)
@@ -30,8 +40,7 @@ class SampleReward:
     uncovered_tokens: number of tokens after that part, excluded or not.
     services: services that were requested for this sample.
     answers: of those that scored it.
-    values: what components computed from the text itself, by their names, before any weight.
-    span_penalties: the span penalties of each service, and how far it read.
+    values: of the local rules (guards, chrF), by the names of their components, before any weight.
     text_error: why the text cannot be scored.
     source_error: why no translation of its source can be scored.
     service_error: why a service gave no score.
@@ -47,7 +56,6 @@ class SampleReward:
     services: tuple[ServiceName, ...] = ()
     answers: dict[ServiceName, Scored] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
-    span_penalties: dict[ServiceName, SpanPenalties] = field(default_factory=dict)
     text_error: str | None = None
     source_error: str | None = None
     service_error: str | None = None
@@ -81,3 +89,121 @@ class SampleReward:
     def error(self) -> str | None:
         """Return why it has no score, or not all; None: it has."""
         return self.source_error or self.text_error or self.service_error or self.unweighted_error
+
+
+def compute_rewards(
+    rollouts: Sequence[TranslationRollout], scores: Scores, cfg: RewardConfig
+) -> list[SampleReward]:
+    """Return the rewards of raw answers, by `formula_of` the config.
+
+    r_seq is the sum of the parts with a weight, or `text_error_reward` if the text cannot be
+    scored (minus no_eos_penalty if it was truncated), or None if a service failed, the source
+    cannot be scored, or an overlong text is skipped. Raises UserError for a severity without a
+    weight, for a scorer without spans that a weight needs, and for a row without a reference that
+    w_chrf needs.
+    """
+    formula = formula_of(cfg)
+    samples = [_fields(rollout) for rollout in rollouts]
+    rules = {
+        name: LocalRule(f"reward.{name}", config).evaluate(samples, ())
+        for name, config in rules_of(cfg).items()
+    }
+    rewards = []
+    for index, rollout in enumerate(rollouts):
+        results = {name: scores.results[name][index] for name in scores.results}
+        local = {name: parts[index] for name, parts in rules.items()}
+        rewards.append(_sample_reward(rollout, results, local, formula, cfg))
+    return rewards
+
+
+def _fields(rollout: TranslationRollout) -> dict[str, Any]:
+    src, mt, src_lang, tgt_lang = rollout.scored_text
+    texts = {"src": src, "mt": mt, "src_lang": src_lang, "tgt_lang": tgt_lang}
+    return texts | {"ref": rollout.ref_text, "finish_reason": rollout.finish_reason}
+
+
+def _sample_reward(
+    rollout: TranslationRollout,
+    results: Results,
+    local: dict[str, ComponentResult],
+    formula: RewardDefinition | None,
+    cfg: RewardConfig,
+) -> SampleReward:
+    tokens = len(rollout.completion_token_ids)
+    reward = SampleReward(None, [0.0] * tokens, [True] * tokens, services=tuple(results))
+    _note_results(reward, results, cfg, () if formula is None else formula.required)
+    for name, part in local.items():
+        if part.raw is not None:
+            reward.values[name] = part.raw
+        elif part.weight:
+            raise UserError(f"{rollout.example_id}: reward.{name}: {part.message}")
+    if formula is None:
+        reward.r_seq = 0.0
+        return reward
+    components = local | {
+        name: _component(config, results.get(name))
+        for name, config in formula.components.items()
+        if config.service is not None
+    }
+    result = compose(formula, components, {})
+    reward.r_seq = result.reward
+    if result.reward is None and reward.error is None:
+        reward.service_error = result.reason
+    credit = _token_rewards(formula, result, rollout, cfg)
+    if credit is not None:
+        reward.token_rewards, reward.valid, reward.uncovered_tokens = credit
+    elif result.reward is not None:
+        reward.r_seq = None
+        reward.service_error = "model_failure: an error span is outside the translation"
+    return reward
+
+
+def _component(config: ComponentConfig, result: Scored | Failed | None) -> ComponentResult:
+    if result is None:
+        return missing_component(config, "skipped", "the service was not asked")
+    return service_component(config, result)
+
+
+def _token_rewards(
+    formula: RewardDefinition, result: RewardResult, rollout: TranslationRollout, cfg: RewardConfig
+) -> TokenRewards | None:
+    """Return `token_rewards`. Raises UserError with the config's key if a scorer has no spans."""
+    spans = formula.token_rewards.spans if formula.token_rewards is not None else {}
+    for name in spans:
+        answer = result.components[name].answer
+        if isinstance(answer, Scored) and answer.error_spans is None:
+            label = {"xcomet": "xCOMET"}.get(name, name)
+            raise UserError(
+                f"the {label} scorer gives no error spans. Set reward.w_{name}_span to 0"
+            )
+    return token_rewards(formula, result, rollout.completion_text, rollout.token_char_offsets)
+
+
+def _note_results(
+    reward: SampleReward, results: Results, cfg: RewardConfig, needed: Collection[ServiceName]
+) -> None:
+    """Record the services' scores and errors.
+
+    needed: services with a weight.
+    """
+    text_errors: dict[str, str] = {}  # type -> message
+    for name, result in results.items():
+        if isinstance(result, Scored):
+            reward.answers[name] = result
+            if is_truncated(result):
+                reward.overlong = "truncated"
+            elif result.windows and reward.overlong is None:
+                reward.overlong = "windowed"
+        elif name not in needed:
+            reward.unweighted_error = f"{name}: {result.error.type}: {result.error.message}"
+        elif result.error.type == BAD_SOURCE:
+            reward.source_error = f"{name}: {result.error.type}: {result.error.message}"
+        elif result.error.type in TEXT_ERROR_TYPES:
+            text_errors[result.error.type] = f"{name}: {result.error.type}"
+        else:
+            reward.service_error = f"{name}: {result.error.type}: {result.error.message}"
+            reward.is_transient |= result.error.retryable
+    reward.text_error = text_errors.get("invalid_input") or text_errors.get("overlong")
+    if "overlong" in text_errors:
+        skipped = cfg.overlong == "skip" and "invalid_input" not in text_errors
+        reward.overlong = "skipped" if skipped else "penalised"

@@ -1,20 +1,27 @@
-"""Find examples whose source cannot be scored with any translation, before training."""
+"""Find before training what cannot be rewarded: sources, languages, rows and services."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from scorekit.errors import UserError
+from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.rewards import RewardDefinition
+from scorekit.rewards.engine import check_languages
 from scorekit.rewards.results import log_words
+from scorekit.rewards.rules import load_gate
+from scorekit.rewards.violations import OTHER_LANGUAGES
+from scorekit.schemas import Scored
 from scorekit.scorers import SampleForScoring
+from scorekit.text.checks import language_probability
+from scorekit.text.writing_scripts import scripts_of
 from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import set_key
 from trainer.translation.config_data import DataConfig
 from trainer.translation.data import Example
-from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName
+from trainer.translation.rewards.config import GuardConfig, RewardConfig
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, Ask, ServiceName, only_source
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.rewards.sources import only_source
 
 log = logging.getLogger(__name__)
 #: Bytes that every service reads if overlong texts are truncated: no service has a lower limit of
@@ -24,6 +31,7 @@ _SURE_BYTES = 10_000
 _BATCH = 16
 #: Rows that a message names.
 _MAX_NAMED = 3
+_PROBE = SampleForScoring("Good morning.", "Guten Morgen.")
 
 
 def bad_sources(
@@ -120,6 +128,73 @@ def screen(
     world.on_main(check)  # every process has to leave out the same examples
     (train_errors,) = world.gather(errors)
     return [example for example in train if example.src_text not in train_errors]
+
+
+def check_target_languages(
+    definition: RewardDefinition | None, key: str, languages: Iterable[str]
+) -> None:
+    """Raise UserError if a gate does not know a target language of the examples.
+
+    key: config key of the definition."""
+    if definition is None:
+        return
+    rules = {name: load_gate(f"{key}.gates.{name}", g) for name, g in definition.gates.items()}
+    try:
+        check_languages(definition, rules, languages)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from None
+
+
+def check_guards(pairs: Iterable[tuple[str, str]], cfg: GuardConfig) -> None:
+    """Raise UserError if a guard with a weight cannot work for a language.
+
+    pairs: (source language, target language) of the examples.
+    """
+    for src_lang, tgt_lang in sorted(set(pairs)):
+        if cfg.w_script and not scripts_of(tgt_lang):
+            raise UserError(_unknown("script", tgt_lang, "scorekit/text/writing_scripts.py"))
+        sample = language_probability("abc", tgt_lang, (src_lang, *OTHER_LANGUAGES))
+        if cfg.w_language and sample is None:
+            raise UserError(_unknown("language", tgt_lang, "the identifier"))
+
+
+def _unknown(guard: str, language: str, owner: str) -> str:
+    return (
+        f"reward.guards.w_{guard}: {owner} does not know the language {language!r}. Give the "
+        "examples another tgt_lang_code, or set the weight to 0"
+    )
+
+
+def check_references(examples: Sequence[Example], cfg: RewardConfig, key: str) -> None:
+    """Raise UserError if chrF is rewarded and a row has no reference.
+
+    key: config key of the rows.
+    """
+    rows = [row.location or row.id for row in examples if not row.ref_text] if cfg.w_chrf else []
+    if rows:
+        row_names = ", ".join([*rows[:_MAX_NAMED], *(["..."] if len(rows) > _MAX_NAMED else [])])
+        raise UserError(
+            f"{key}: {len(rows)} of {len(examples)} rows have no ref_text ({row_names}), which "
+            "reward.w_chrf requires. Remove those rows, or set it to 0"
+        )
+
+
+def check_spans(ask: Ask, cfg: RewardConfig) -> None:
+    """Raise UserError if spans are rewarded and the model marks none: only an answer shows it.
+
+    If no answer is available now, the check is skipped: the run will wait for the service.
+    """
+    if not cfg.weight_of_spans(cfg.w_xcomet_span):
+        return
+    try:
+        (result,) = ask("xcomet", [_PROBE]).result().metadata
+    except ServiceUnreachable:
+        return
+    if isinstance(result, Scored) and result.error_spans is None:
+        raise UserError(
+            f"{cfg.urls_key('xcomet')}: the model there marks no error spans. Set "
+            "reward.w_xcomet_span to 0, or name one that does (xCOMET)"
+        )
 
 
 def _batches(sources: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -11,23 +10,13 @@ from typing import Any
 
 from scorekit.client import RemoteScorer
 from scorekit.client.replicas import check_agreement, check_service
-from scorekit.config import split_commas
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.net.addresses import address_of
 from scorekit.rewards.results import log_words
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
-from trainer.translation.rewards.components import (
-    higher_is_better,
-    is_requested_by_weight,
-    needed,
-    services,
-)
-from trainer.translation.rewards.components.composite_scorer import CompositeScorer
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
-from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
     COMPOSITE,
     SAMPLE_ERROR_TYPES,
@@ -35,11 +24,26 @@ from trainer.translation.rewards.reward_batch import (
     RewardFailure,
     Scores,
     ServiceName,
+    SourceCheck,
     Text,
     host,
     is_truncated,
 )
-from trainer.translation.rewards.sources import SourceCheck
+from trainer.translation.rewards.scorers import (
+    CompositeScorer,
+    JudgeScorer,
+    ThreadScorer,
+    body_of,
+    check_answer,
+    load_scorer,
+    task_errors,
+)
+from trainer.translation.rewards.short_form import (
+    SERVICES,
+    configured_urls,
+    needed_services,
+    nested_definition,
+)
 
 log = logging.getLogger(__name__)
 #: Timeout in seconds of the /v1/info of a service without a weight, before an evaluation.
@@ -85,14 +89,14 @@ class RewardClient:
             max_input_length=cfg.max_input_length,
             cache=caching,
         )
-        self.needed = tuple(name for name in needed(cfg) if only in (None, name))
-        self._urls = {name: urls for name in services() if (urls := configured_urls(cfg, name))}
+        self.needed = tuple(name for name in needed_services(cfg) if only in (None, name))
+        self._urls = {name: urls for name in SERVICES if (urls := configured_urls(cfg, name))}
         if COMPOSITE in self.needed:
             self._urls.setdefault(COMPOSITE, [])
-        unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
+        unpaid = {name for name in self._urls if not SERVICES[name].optional}
         offered = {*self.needed, *(unpaid if offer_unneeded else ())}
         #: Services of an evaluation: the needed ones, and those that have a URL.
-        self.available = tuple(name for name in services() if name in offered)
+        self.available = tuple(name for name in SERVICES if name in offered)
         self.infos: dict[str, Info] = {}
         self._scorers: dict[ServiceName, RemoteScorer | ThreadScorer | CompositeScorer] = {}
         self._warned_truncated: set[ServiceName] = set()
@@ -256,8 +260,9 @@ class RewardClient:
     def _connect(
         self, name: ServiceName, urls: list[str]
     ) -> RemoteScorer | ThreadScorer | CompositeScorer:
-        if name == COMPOSITE and self.cfg.definition is not None:
-            return CompositeScorer(self.cfg.definition, self._key(name), caching=self.scoring.cache)
+        definition = nested_definition(self.cfg) if name == COMPOSITE else None
+        if definition is not None:
+            return CompositeScorer(definition, self._key(name), caching=self.scoring.cache)
         local = [url for url in urls if not _is_url(url)]
         if self._scorer_args(name) and not local:
             raise UserError(
@@ -344,7 +349,7 @@ class RewardClient:
 
         keys: the names of model and tokenizer to check.
         """
-        higher, judge = higher_is_better(name), host(name) == "judge"
+        higher, judge = SERVICES[name].higher_is_better, host(name) == "judge"
         problems = task_errors(name, described, self.cfg, higher) if judge else []
         if not judge and described.higher_is_better != higher:
             problems.append(f"says higher_is_better={described.higher_is_better}")
@@ -360,17 +365,6 @@ class RewardClient:
                 f"reads {described.max_input_length} tokens, but reward.max_input_length is {limit}"
             )
         return problems
-
-
-def configured_urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
-    """Return the URLs of the config, or else of the environment.
-
-    Those of a composite reward may be none: its rules may all be local."""
-    if name == COMPOSITE:
-        components = cfg.definition.components.values() if cfg.definition else ()
-        return [url for component in components for url in component.service or ()]
-    variable = f"{host(name).upper()}_URL"
-    return cfg.urls_of(host(name)) or split_commas(os.environ.get(variable, ""))
 
 
 def _threads(misc: MachineConfig) -> int:

@@ -156,19 +156,19 @@ def run_patterns() -> None:
 
 def run_functions() -> None:
     """Run the functions that read a full text, in a separate process."""
+    from scorekit.rewards.violations import VIOLATIONS
     from scorekit.text.sentences import split_sentences
     from services.judge.fence import defused
     from services.judge.rules import judge_translation
     from synth.config_sections import SegmentationConfig
     from synth.filters import RuleConfig, check_rules
     from synth.sources.segment import find_blobs, find_segments
-    from trainer.translation.rewards.components.guards import GUARDS
 
     def judged(src: str, mt: str) -> None:
         texts = {"source_text": src, "candidate": mt}
         judge_translation({"source_lang": "en", "target_lang": "ko"} | texts)
         check_rules(Pair(src, mt, "en", "ko"), RuleConfig())
-        for guard in GUARDS.values():
+        for guard in VIOLATIONS.values():
             guard(src, mt, "en", "ko")
 
     def blobs(text: str) -> None:

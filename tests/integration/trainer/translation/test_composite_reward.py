@@ -19,9 +19,9 @@ from tests.kits.trainer.rewards import reward_services
 from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
 from trainer.translation.config import TranslationConfig
-from trainer.translation.rewards.components.composite_scorer import check_target_languages
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.sample_reward import compute_rewards
+from trainer.translation.rewards.screening import check_target_languages
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rewards.short_form import definition_of
 

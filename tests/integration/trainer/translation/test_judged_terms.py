@@ -19,8 +19,8 @@ from testing.servers import running_service
 from tests.kits.trainer.rewards import FakeJudge, Services, judge_service, reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy
 from trainer.__main__ import app
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.sample_reward import compute_rewards
 from trainer.translation.rewards.services import RewardClient
 
 OFF = {"w_metricx": 0, "w_xcomet_span": 0, "deadline_s": 10.0}

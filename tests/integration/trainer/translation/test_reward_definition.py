@@ -1,4 +1,4 @@
-"""A reward definition gives the sequence rewards of a run."""
+"""A reward definition gives the rewards of a run, of texts and of tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from scorekit.rewards import SyncCompositeReward
+from scorekit.rewards import SyncCompositeReward, token_rewards
 from tests.kits.trainer.rewards import judge_service, reward_services
 from tests.kits.trainer.runs import rollout
-from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.sample_reward import compute_rewards
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rewards.short_form import definition_of
 
@@ -30,6 +30,20 @@ TEXTS = [
     ("a\0", MT, "eos"),
     ("a\0", "x\0", "length"),
 ]
+#: A definition of rules, with another name for the same one.
+NESTED = {
+    "components": {
+        "loops": {"rule": "repetition", "weight": -2.0},
+        "other_script": {"rule": "script", "weight": -1.0, "offset": 0.5},
+        "cut": {"rule": "language", "weight": 1.0},
+    }
+}
+GATES = {
+    "gates": {
+        "copy": {"rule": "copy", "factor": 0.5},
+        "length": {"rule": "length", "reward": -9.0},
+    }
+}
 GUARDS = {f"w_{name}": 0.7 for name in ("language", "script", "copy", "length", "repetition")}
 
 
@@ -40,12 +54,14 @@ def services():
 
 
 def both(cfg):
-    """Return the trainer's rewards, and those of the definition, of the same texts."""
+    """Return the trainer's rewards, and those of the definition, of the same texts; checks that
+    the rewards of tokens are equal."""
     rollouts = [
         rollout(
             [1],
-            [5],
+            [5] * (len(mt) + 1),
             mt,
+            token_char_offsets=[*((k, k + 1) for k in range(len(mt))), (len(mt), len(mt))],
             src_text=src,
             finish_reason=reason,
             pair="en-US>ko-KR",
@@ -55,7 +71,8 @@ def both(cfg):
     ]
     with closing(RewardClient(cfg)) as rewarder:
         scores = rewarder.score([item.scored_text for item in rollouts])
-    trained = [reward.r_seq for reward in compute_rewards(rollouts, scores, cfg)]
+    rewards = compute_rewards(rollouts, scores, cfg)
+    trained = [reward.r_seq for reward in rewards]
     samples = [
         {
             "src": item.src_text,
@@ -67,8 +84,14 @@ def both(cfg):
         }
         for item in rollouts
     ]
-    with SyncCompositeReward(definition_of(cfg)) as reward:
-        return trained, [result.reward for result in reward.score(samples)]
+    definition = definition_of(cfg)
+    with SyncCompositeReward(definition) as reward:
+        results = reward.score(samples)
+    for item, expected, result in zip(rollouts, rewards, results, strict=True):
+        credit = token_rewards(definition, result, item.completion_text, item.token_char_offsets)
+        tokens = expected.token_rewards, expected.valid, expected.uncovered_tokens
+        assert credit == (None if expected.r_seq is None else tokens)
+    return trained, [result.reward for result in results]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +104,11 @@ def both(cfg):
         {"overlong": "skip", "no_eos_penalty": 4.0},
         {"overlong": "penalty", "text_error_reward": -30.0, "w_xcomet_seq": 1.0},
         {"overlong": "windows", "max_input_length": 64},
+        {"w_xcomet_span": 1.0},
+        {"w_xcomet_span": 0.5, "span_combine": "spread", "use_confidence": True},
+        {"w_xcomet_span": 0.5, "severity_weights": {"MINOR": -2}, "uncovered": "sequence_only"},
+        {"definition": NESTED, "w_definition": 0.5},
+        {"definition": NESTED | GATES, "w_metricx": 0.0, "w_definition": 0.5},
     ],
 )
 def test_both_give_the_same_numbers(services, changes):
@@ -89,6 +117,9 @@ def test_both_give_the_same_numbers(services, changes):
     # at most 10 addends of size 100, whose sums round by 100 * 2**-52 each at most
     assert [reward is None for reward in composite] == [reward is None for reward in trained]
     assert composite == [r if r is None else pytest.approx(r, rel=0, abs=1e-12) for r in trained]
+    if "definition" in changes and not cfg.w_metricx:  # no service, so nothing is refused
+        assert None not in trained
+        return
     refused = trained[8]
     assert refused == cfg.text_error_reward and trained[4] is None
     assert trained[10] is trained[11] is None

@@ -18,9 +18,9 @@ from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewa
 from tests.kits.trainer.runs import rollout
 from trainer.translation.dumps import completion_line
 from trainer.translation.evaluation.stats import reward_stats
-from trainer.translation.rewards.components.metricx import metricx_reward
-from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards import metricx_reward
 from trainer.translation.rewards.reward_batch import RewardFailure
+from trainer.translation.rewards.sample_reward import compute_rewards
 from trainer.translation.rewards.services import RewardClient
 
 

@@ -18,8 +18,7 @@ from trainer.translation.check import check_run
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.stats import reward_stats
-from trainer.translation.rewards.compute import compute_rewards
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.screening import bad_sources
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.train import train_translation

@@ -1,4 +1,4 @@
-"""Check advantages on plain lists against the trainer's own on tensors."""
+"""Check advantages on plain lists against the formulas on tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from scorekit.credit import compute_advantages
 from tests.kits.examples import examples
-from trainer.rl.advantage import pad_rows, token_advantages
+from tests.kits.trainer.advantage_formulas import expected_advantages
+from trainer.rl.advantage import pad_rows
 
 REWARDS = st.floats(-20, 5).map(lambda value: round(value, 2))
 ROWS = st.integers(1, 5).flatmap(
@@ -32,7 +33,7 @@ ROWS = st.integers(1, 5).flatmap(
     st.booleans(),
     st.sampled_from([1e-8, 1e-4]),
 )
-def test_they_are_those_of_the_trainer_which_leaves_out_samples_without_a_reward(
+def test_they_are_those_of_the_formulas_over_the_samples_that_have_a_reward(
     rows: list[Any], norm: Any, center: bool, eps: float
 ) -> None:
     rewards, token_rewards, valid, groups = map(list, zip(*rows, strict=True))
@@ -40,7 +41,7 @@ def test_they_are_those_of_the_trainer_which_leaves_out_samples_without_a_reward
         rewards, token_rewards, valid, groups, norm=norm, center=center, eps=eps
     )
     scored = [index for index, reward in enumerate(rewards) if reward is not None]
-    expected = token_advantages(
+    expected = expected_advantages(
         torch.tensor([rewards[index] for index in scored], dtype=torch.float64),
         pad_rows([token_rewards[index] for index in scored]),
         pad_rows([valid[index] for index in scored], torch.bool),
@@ -48,7 +49,7 @@ def test_they_are_those_of_the_trainer_which_leaves_out_samples_without_a_reward
         center=center,
         norm=norm,
         eps=eps,
-    ).values.tolist()
+    ).tolist()
     for index, row in enumerate(advantages):
         if rewards[index] is None:
             assert row == [0.0] * len(valid[index])

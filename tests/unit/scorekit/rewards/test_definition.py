@@ -63,6 +63,11 @@ SERVICE = {"service": URL}
             {"components": {"a": {"rule": "copy", "group": True}}},
             "`group` is for a module:function",
         ),
+        ({"components": {"a": {"rule": "copy", "batch": True}}}, "`batch` is for a module:func"),
+        (
+            {"components": {"a": {"rule": "a:b", "batch": True, "group": True}}},
+            "`group` and `batch`",
+        ),
         (
             {"components": {"a": {"rule": "duplicates", "applies_to_refused_text": True}}},
             "a rule of groups cannot apply",

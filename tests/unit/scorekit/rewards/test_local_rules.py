@@ -10,7 +10,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.rewards import load_definition
-from scorekit.rewards.local_rules import LocalRule
+from scorekit.rewards.rules import LocalRule
 from scorekit.rewards.violations import VIOLATIONS
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
@@ -107,6 +107,15 @@ def test_a_function_of_groups_gets_each_group():
     assert [component.raw for component in components] == [1.0, None, 0.0, 0.5, None, None]
     assert components[4].message == "ValueError: no ranks"
     assert components[5].message == "ValueError: 0 values for 1 samples"
+
+
+def test_a_function_of_a_batch_gets_all_samples_of_a_call_at_once():
+    samples = [GOOD | {"mt": mt} for mt in ("aaa", "a", "aa")]
+    config = {"rule": f"{__name__}:rank_by_length", "batch": True}
+    assert raws(samples, [[0], [1, 2]], **config) == [1.0, 0.0, 0.5]
+    assert raws([], **config) == []
+    failed = evaluate([*samples, GOOD | {"mt": "raise"}], **config)
+    assert {component.status for component in failed} == {"rule_error"}
 
 
 def refuse(sample):

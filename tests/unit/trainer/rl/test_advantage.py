@@ -10,14 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kits.trainer.advantage_formulas import grpo_advantages, normalize_advantages
 from tests.kits.trainer.runs import rollout
 from trainer.rl.advantage import (
     TokenAdvantages,
     broadcast_sequence_rewards,
     center_groups,
-    grpo_advantages,
-    normalize_advantages,
-    normalize_groups,
     pad_rows,
     token_advantages,
 )
@@ -71,15 +69,15 @@ def test_the_sequence_reward_reaches_every_token() -> None:
 def test_a_constant_batch_gives_exactly_0_and_a_warning(
     value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raw = torch.full((3, 7), value, dtype=torch.float64)
-    on = torch.ones(3, 7, dtype=torch.bool)
-    assert not normalize_advantages(raw, on).any()
+    rewards, zeros = [value] * 3, [[0.0] * 7] * 3
+    groups = [0, 0, 1]
+    assert not combined(rewards, zeros, [[True] * 7] * 3, groups).values.any()
     assert "all 21 tokens have the same advantage" in caplog.text
-    assert not normalize_groups(raw, on, [0, 0, 1]).any()
+    assert not combined(rewards, zeros, [[True] * 7] * 3, groups, norm="group").values.any()
     assert "all samples have the same reward, for 2 prompts" in caplog.text
     caplog.clear()
-    assert not normalize_advantages(raw, ~on).any()
-    assert not normalize_groups(raw, ~on, [0, 0, 1]).any()
+    for norm in ("batch", "group"):
+        assert not combined(rewards, zeros, [[False] * 7] * 3, groups, norm=norm).values.any()
     assert caplog.text == ""
 
 
@@ -98,7 +96,7 @@ def test_masked_tokens_are_not_part_of_the_batch() -> None:
     expected = normalize_advantages(
         torch.tensor([[1.0, 1.0, 3.0]]).double(), torch.ones(1, 3, dtype=torch.bool)
     )
-    assert advantages.values[advantages.mask].tolist() == expected[0].tolist()
+    assert advantages.values[advantages.mask].tolist() == pytest.approx(expected[0].tolist())
 
 
 def test_center_groups_subtracts_the_mean_of_a_prompt() -> None:
@@ -128,21 +126,31 @@ def test_group_norm_equals_grpo_for_samples_of_equal_length() -> None:
     torch.testing.assert_close(advantages, grpo, atol=1e-7, rtol=0)
 
 
+def grpo_of(rewards: torch.Tensor, groups: Sequence[int]) -> torch.Tensor:
+    """Return the advantages of samples of one token."""
+    count = len(rewards)
+    on = torch.ones(count, 1, dtype=torch.bool)
+    zeros = torch.zeros(count, 1)
+    values = token_advantages(rewards, zeros, on, groups, norm="grpo", eps=1e-4).values[:, 0]
+    torch.testing.assert_close(values, grpo_advantages(rewards, groups), atol=1e-12, rtol=0)
+    return values
+
+
 def test_grpo_takes_the_unbiased_deviation_of_a_prompt_s_samples() -> None:
     rewards = torch.tensor([1.0, 2.0, 6.0, -5.0, 5.0, 3.0])
     by_group = rewards.view(2, 3).double()
     deviation = by_group.std(1, correction=1, keepdim=True)
     expected = ((by_group - by_group.mean(1, True)) / (deviation + 1e-4)).view(6)
-    advantages = grpo_advantages(rewards, [4, 4, 4, 9, 9, 9])
+    advantages = grpo_of(rewards, [4, 4, 4, 9, 9, 9])
     torch.testing.assert_close(advantages, expected, atol=1e-12, rtol=0)
     order = [3, 0, 5, 1, 2, 4]  # the samples of a prompt need not be adjacent
-    shuffled = grpo_advantages(rewards[order], [[4, 4, 4, 9, 9, 9][i] for i in order])
+    shuffled = grpo_of(rewards[order], [[4, 4, 4, 9, 9, 9][i] for i in order])
     torch.testing.assert_close(shuffled, expected[order], atol=1e-12, rtol=0)
 
 
 def test_grpo_gives_nothing_where_there_is_nothing_to_compare() -> None:
     """Check a group of one, and a group of equal rewards 0.1, whose mean is not exactly 0.1."""
-    advantages = grpo_advantages(torch.tensor([7.0, 0.1, 0.1, 0.1]), [0, 1, 1, 1])
+    advantages = grpo_of(torch.tensor([7.0, 0.1, 0.1, 0.1]), [0, 1, 1, 1])
     assert advantages.tolist() == [0.0] * 4
 
 
@@ -199,9 +207,8 @@ def test_truncated_completions_are_kept_or_masked(masked: bool) -> None:
     normalized = normalize_advantages(
         torch.tensor([[1.0, -4.0]]), torch.ones(1, 2, dtype=torch.bool)
     )
-    assert (
-        advantages.values[0, :2].tolist() == normalized[0].tolist()
-    ) is masked  # excluded from mean and deviation, too
+    is_alone = advantages.values[0, :2].tolist() == pytest.approx(normalized[0].tolist())
+    assert is_alone is masked  # excluded from mean and deviation, too
 
 
 def test_the_kl_in_the_reward_is_summed_from_each_token_to_the_end() -> None:
@@ -251,5 +258,5 @@ def test_grpo_equals_trl_s() -> None:
     nanstd = pytest.importorskip("trl.trainer.utils").nanstd
     rewards = torch.randn(4, 6, dtype=torch.float64)
     trl_advantages = (rewards - rewards.mean(1, True)) / (nanstd(rewards, dim=1)[:, None] + 1e-4)
-    advantages = grpo_advantages(rewards.view(24), [n // 6 for n in range(24)])
+    advantages = grpo_of(rewards.view(24), [n // 6 for n in range(24)])
     torch.testing.assert_close(advantages, trl_advantages.view(24), atol=1e-6, rtol=0)

@@ -69,7 +69,7 @@ class Letters:
         pass
 
 
-def _similarity(**odd):
+def letter_similarity(**odd):
     anchors = Anchors(low=0.2, high=0.9)
     canaries = {text: Letters.vector(text) for text in CANARIES}
     calibration = Calibration(
@@ -81,9 +81,9 @@ def _similarity(**odd):
 @pytest.fixture(autouse=True)
 def similarity(monkeypatch):
     monkeypatch.setattr(rewards, "_setting", None)
-    letter_similarity = _similarity()
-    configure(RewardConfig(), letter_similarity, ["<end>", "[SEP]", "the"])
-    return letter_similarity
+    letters = letter_similarity()
+    configure(RewardConfig(), letters, ["<end>", "[SEP]", "the"])
+    return letters
 
 
 def _all(completions, **row):
@@ -254,10 +254,10 @@ def test_a_batch_is_one_call_of_the_embedder_and_equal_texts_stand_in_it_once(si
 
 
 def test_a_text_that_the_server_refuses_is_nothing_and_another_failure_ends_the_run():
-    refusing_similarity = _similarity(**{"너무 긴 글": SampleError("overlong", "too long")})
+    refusing_similarity = letter_similarity(**{"너무 긴 글": SampleError("overlong", "too long")})
     configure(RewardConfig(), refusing_similarity)
     assert reward_grounded_to_user(["가", "가"], ["너무 긴 글", "가"])[0] == 0
-    configure(RewardConfig(), _similarity(글=SampleError("model_failure", "broken")))
+    configure(RewardConfig(), letter_similarity(글=SampleError("model_failure", "broken")))
     with pytest.raises(SampleError):
         reward_grounded_to_user(["가"], ["글"])
 
@@ -266,7 +266,7 @@ def test_a_text_that_the_server_refuses_is_nothing_and_another_failure_ends_the_
     "vector", [[math.nan] * 16, [math.inf] * 16, [0.0] * 16, [1.0] * 8, list(np.eye(16)[3])]
 )
 def test_a_server_that_becomes_another_ends_the_run(vector):
-    configure(RewardConfig(), _similarity(**{CANARIES[0]: vector}))
+    configure(RewardConfig(), letter_similarity(**{CANARIES[0]: vector}))
     with pytest.raises(ServiceUnreachable, match="not the model of this run's calibration"):
         reward_grounded_to_user(["가"], ["나"])
 

@@ -15,8 +15,8 @@ from scorekit.errors import UserError
 from trainer.__main__ import _clean_exit, app
 from trainer.tasks import TASKS, Commands, commands_of
 from trainer.translation.config import TranslationConfig
-from trainer.translation.rewards.components import needed
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.short_form import needed_services
 from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "translation"
@@ -193,11 +193,11 @@ def test_severities_in_any_case() -> None:
 
 def test_what_the_reward_needs() -> None:
     no_weights = {"MINOR": 0, "MAJOR": 0, "CRITICAL": 0}
-    assert needed(RewardConfig()) == ("metricx", "xcomet")
-    assert needed(RewardConfig(w_metricx=0)) == ("xcomet",)
-    assert needed(RewardConfig(w_xcomet_span=0)) == ("metricx",)
-    assert needed(RewardConfig(w_xcomet_span=0, w_xcomet_seq=1)) == ("metricx", "xcomet")
-    assert needed(RewardConfig(severity_weights=no_weights)) == ("metricx",)  # type: ignore[arg-type]
+    assert needed_services(RewardConfig()) == ("metricx", "xcomet")
+    assert needed_services(RewardConfig(w_metricx=0)) == ("xcomet",)
+    assert needed_services(RewardConfig(w_xcomet_span=0)) == ("metricx",)
+    assert needed_services(RewardConfig(w_xcomet_span=0, w_xcomet_seq=1)) == ("metricx", "xcomet")
+    assert needed_services(RewardConfig(severity_weights=no_weights)) == ("metricx",)  # type: ignore[arg-type]
 
 
 def test_the_kl_estimator_is_the_right_one_for_its_place(tmp_path: Path) -> None:

@@ -11,28 +11,27 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.errors import UserError
-from scorekit.rewards.violations import length_violation
+from scorekit.rewards.violations import VIOLATIONS, length_violation
 from scorekit.text.checks import length_band, length_ratio
 from tests.kits.trainer.runs import rollout
 from trainer.translation.evaluation.stats import reward_stats
-from trainer.translation.rewards.components import weighted
-from trainer.translation.rewards.components.guards import GUARDS, check_guards, guard_values
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
 from trainer.translation.rewards.reward_batch import Scores
+from trainer.translation.rewards.sample_reward import compute_rewards
+from trainer.translation.rewards.screening import check_guards
+from trainer.translation.rewards.short_form import weighted_parts
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
 JAPANESE = "ウィンドウを閉じる前に変更をすべて保存しないと、変更した内容がすべて失われます。"
-LOGGED_GUARDS = GuardConfig(shown=True)
 
 
 def reward_guard_values(mt: str, src: str = SRC, pair: str = "en-US>ko-KR") -> dict[str, float]:
-    return guard_values(src, mt, *pair.split(">"), LOGGED_GUARDS)
+    return {name: compute(src, mt, *pair.split(">")) for name, compute in VIOLATIONS.items()}
 
 
 def test_a_good_translation_has_no_fault() -> None:
-    assert reward_guard_values(MT) == pytest.approx(dict.fromkeys(GUARDS, 0.0), abs=1e-3)
+    assert reward_guard_values(MT) == pytest.approx(dict.fromkeys(VIOLATIONS, 0.0), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_the_identifier_is_believed_in_proportion_to_a_short_text() -> None:
 def test_names_code_links_and_numbers_are_no_fault() -> None:
     src = "Run `pip install torch` as described at https://example.org/long/path in 2024, PyTorch."
     mt = "2024년 https://example.org/long/path 설명대로 PyTorch: `pip install torch` 실행"
-    assert reward_guard_values(mt, src) == dict.fromkeys(GUARDS, 0.0)
+    assert reward_guard_values(mt, src) == dict.fromkeys(VIOLATIONS, 0.0)
     bare = reward_guard_values("`pip install torch` https://example.org/long/path 2024", src)
     assert (bare["language"], bare["script"], bare["copy"]) == (0, 0, 0)
 
@@ -98,8 +97,8 @@ def test_the_length_fault_grows_outside_the_band(first: int, second: int) -> Non
 @given(st.text(max_size=80), st.text(max_size=80), st.sampled_from(["ko", "de", "ja", "xx"]))
 @example("\ud800", "\ud800\x00", "ko")
 def test_every_fault_is_between_0_and_1(src: str, mt: str, tgt_lang: str) -> None:
-    values = guard_values(src, mt, "en", tgt_lang, LOGGED_GUARDS)
-    assert values.keys() == GUARDS.keys()
+    values = reward_guard_values(mt, src, f"en>{tgt_lang}")
+    assert values.keys() == VIOLATIONS.keys()
     assert all(0 <= guard_value <= 1 for guard_value in values.values())
 
 
@@ -109,7 +108,7 @@ def test_true_translations_have_few_faults() -> None:
     values_by_row = [reward_guard_values(row["ref_text"], row["src_text"]) for row in rows]
     means = {
         name: sum(row_values[name] for row_values in values_by_row) / len(values_by_row)
-        for name in GUARDS
+        for name in VIOLATIONS
     }
     assert all(mean < 0.02 for mean in means.values()), means
 
@@ -127,8 +126,8 @@ def reward_of(mt: str, **guards: Any) -> Any:
 def test_guards_are_off_by_default() -> None:
     reward, stats = reward_of(SRC)
     assert reward.r_seq == 0 and reward.values == {}
-    assert [stats[f"guard_{name}_mean"] for name in GUARDS] == [None] * len(GUARDS)
-    assert not weighted(RewardConfig(w_metricx=0, w_xcomet_span=0))
+    assert [stats[f"guard_{name}_mean"] for name in VIOLATIONS] == [None] * len(VIOLATIONS)
+    assert not weighted_parts(RewardConfig(w_metricx=0, w_xcomet_span=0))
 
 
 def test_a_guard_takes_its_weight_times_its_fault() -> None:
@@ -137,13 +136,13 @@ def test_a_guard_takes_its_weight_times_its_fault() -> None:
     assert reward.r_seq == pytest.approx(-3.5)
     assert (stats["guard_copy_mean"], stats["guard_language_mean"]) == (1.0, None)
     cfg = RewardConfig(guards=GuardConfig(w_copy=3.0), w_metricx=0, w_xcomet_span=0)
-    assert [term.name for term in weighted(cfg)] == ["guards"]
+    assert weighted_parts(cfg) == {"guards": 3.0}
 
 
 def test_shown_guards_cost_nothing() -> None:
     reward, stats = reward_of(SRC, shown=True)
     assert reward.r_seq == 0
-    assert reward.values.keys() == {f"guard_{name}" for name in GUARDS}
+    assert reward.values.keys() == {f"guard_{name}" for name in VIOLATIONS}
     assert stats["guard_language_mean"] > 0.9
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import ErrorSpan, Scored, Truncated
 from tests.kits.trainer.runs import rollout
-from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import Scores
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 
 TEXT = "abcdefgh"
 OFFSETS = [(0, 2), (2, 4), (4, 6), (6, 8), (8, 8)]
@@ -100,6 +99,14 @@ def test_a_severity_without_a_weight_is_told() -> None:
     assert (
         reward_of(answers, w_omission=1, severity_weights={"UNKNOWN": -2}).token_rewards[-1] == -2
     )
+
+
+def test_a_span_outside_the_translation_is_no_reward() -> None:
+    """Check that the answer of another text ends no run, and rewards nothing."""
+    for service in ("xcomet", "mqm"):
+        reward = reward_of({service: answer([span(2, 9)])}, **{f"w_{service}_span": 1})
+        assert reward.r_seq is None and reward.token_rewards == [0.0] * 5
+        assert "an error span is outside the translation" in str(reward.error)
 
 
 def test_an_answer_without_spans_is_no_answer_without_errors() -> None:
