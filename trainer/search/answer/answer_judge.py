@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,12 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
+from scorekit.paid.account import Account, ApiUsage, sum_charges
+from scorekit.paid.answers import Store, paid_key
+from scorekit.paid.call import Paid, PaidCalls
 from scorekit.schemas import Failed, Info, JudgeFailed, JudgeScored
-from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import AnswerJudgeConfig
-from trainer.search.answer.paid_calls import PaidCalls
-from trainer.search.answer.spending import SpendTracker
-from trainer.search.records import ApiUsage, JudgedAnswer, answer_parts
+from trainer.search.records import JudgedAnswer, answer_parts
 
 #: The judge's task for several right answers, and for an answer of several parts.
 _ANY_OF = "answer_any_of"
@@ -77,14 +77,11 @@ class AnswerJudge:
     has the model and the full request, so it is paid for once, even if the judge loses its cache.
     """
 
-    def __init__(
-        self, cfg: AnswerJudgeConfig, paid_answers: PaidAnswerCache, money: SpendTracker
-    ) -> None:
+    def __init__(self, cfg: AnswerJudgeConfig, store: Store, account: Account) -> None:
         self.cfg = cfg
         self.model = ""
         self._tasks: frozenset[str] = frozenset()
-        self._paid_answers, self._money = paid_answers, money
-        self._once = PaidCalls(_Verdict, paid_answers)
+        self._store, self._calls = store, PaidCalls(store, account)
         self._client = ScoringClient(
             cfg.url,
             timeout_s=cfg.timeout_s,
@@ -100,7 +97,7 @@ class AnswerJudge:
         run's first judge.
         """
         info = await check_judge(self._client, self.cfg)
-        first = await self._paid_answers.first_judge(judge_name(info))
+        first = await self._store.first_judge(judge_name(info))
         if first != judge_name(info):
             raise self._other(first, judge_name(info))
         self.model, self._tasks = first, frozenset(info.tasks or ())
@@ -108,7 +105,7 @@ class AnswerJudge:
 
     async def close(self) -> None:
         """Cancel pending calls and close the connections."""
-        await self._once.close()
+        await self._calls.close()
         await self._client.close()
 
     async def correctness(
@@ -146,8 +143,11 @@ class AnswerJudge:
             await self.check()
         key = paid_key("judge", [self.model, sorted(sample.items())])
         try:
-            pay = partial(self._request_verdict, key, sample)
-            verdict, charge = await self._once.get(key, pay)
+            estimated = self._estimated(sample)
+            # the judge retries once if the first answer is not a verdict
+            limit = sum_charges([estimated, estimated])
+            pay = partial(self._request_verdict, sample, estimated, limit)
+            answer, charge = await self._calls.once(key, "judge", limit, pay)
         except (ServiceUnreachable, RequestError, SampleError) as error:
             await self._raise_if_other(error)
             return JudgedAnswer(
@@ -156,6 +156,7 @@ class AnswerJudge:
                 model=self.model,
                 latency_s=time.monotonic() - started_at,
             )
+        verdict = _Verdict.model_validate(answer)
         return JudgedAnswer(
             status="ok",
             score=verdict.score,
@@ -165,59 +166,26 @@ class AnswerJudge:
             latency_s=time.monotonic() - started_at,
         )
 
-    async def _request_verdict(
-        self, key: bytes, sample: Mapping[str, Any], turn: Callable[[], None]
-    ) -> tuple[_Verdict, ApiUsage]:
-        """Request a verdict; count and store it before returning it.
-
-        Raises SampleError if the service has no verdict.
-        """
+    def _estimated(self, sample: Mapping[str, Any]) -> ApiUsage:
         texts = [text for text in sample.values() if isinstance(text, str)]
-        estimated = max_verdict_usage(texts, len(sample.get("images", ())), self.cfg)
+        return max_verdict_usage(texts, len(sample.get("images", ())), self.cfg)
+
+    async def _request_verdict(
+        self, sample: Mapping[str, Any], estimated: ApiUsage, limit: ApiUsage, _: Any
+    ) -> Paid:
+        """Request a verdict, or a SampleError if the service has none."""
         options = {} if self.cfg.max_tokens is None else {"max_tokens": self.cfg.max_tokens}
-        # the judge retries once if the first answer is not a verdict
-        reserved = 2 * estimated.prompt_tokens, 2 * estimated.completion_tokens
-        async with self._money.reserved("judge", *reserved):
-            turn()
-            (result,) = await self._client.score([sample], options)
-            assert isinstance(result, JudgeScored | JudgeFailed), "a judge gives verdicts"
-            paid = self._paid(result, estimated, reserved)
-            if isinstance(result, Failed):
-                if paid is not None:  # its model answered without a verdict
-                    await self._paid_answers.charge("judge", paid)
-                error = result.error
-                raise SampleError.of_answer(error.type, error.message, retryable=error.retryable)
-            raw_verdict = result.verdict
-            reason = ": ".join(
-                part for part in (raw_verdict.reason_code, raw_verdict.notes) if part
-            )
-            verdict = _Verdict(score=result.score, reason=reason)
-            charge = paid or ApiUsage(cached=True)
-            await self._paid_answers.put(key, verdict.model_dump(), "judge", charge)
-        return verdict, charge
-
-    def _paid(
-        self, result: JudgeScored | JudgeFailed, estimated: ApiUsage, reserved: tuple[int, int]
-    ) -> ApiUsage | None:
-        """Count and return the usage of a result; None without a paid call.
-
-        If the model's server does not count: `estimated` for each answer, so the cap still holds.
-        An older judge reports 0 then, and nothing for a failed sample: `reserved` for both answers.
-        """
-        if not isinstance(result, Failed) and result.cached:
-            return None
-        used, calls = result.usage, result.upstream_calls
-        if used is not None:
-            prompt = used.prompt_tokens or estimated.prompt_tokens
-            completion = used.completion_tokens or estimated.completion_tokens
-        elif calls:
-            prompt = calls * estimated.prompt_tokens
-            completion = calls * estimated.completion_tokens
-        elif isinstance(result, Failed) and result.error.type == "model_failure":
-            prompt, completion = reserved
-        else:
-            return None
-        return self._money.count("judge", prompt, completion)
+        (result,) = await self._client.score([sample], options)
+        assert isinstance(result, JudgeScored | JudgeFailed), "a judge gives verdicts"
+        usage = _usage(result, estimated, limit)
+        if isinstance(result, Failed):  # its model may have answered without a verdict
+            failure = result.error
+            retryable = failure.retryable
+            error = SampleError.of_answer(failure.type, failure.message, retryable=retryable)
+            return Paid(usage, error=error)
+        raw_verdict = result.verdict
+        reason = ": ".join(part for part in (raw_verdict.reason_code, raw_verdict.notes) if part)
+        return Paid(usage, _Verdict(score=result.score, reason=reason).model_dump())
 
     async def _raise_if_other(self, error: ServiceUnreachable | ServiceError) -> None:
         """Raise UserError if the key is refused or if another judge answers than before.
@@ -240,6 +208,28 @@ class AnswerJudge:
             f"answering.judge.url: {self.cfg.url} was {first} and is now {current}. Start "
             "the first judge again, or start a new run."
         )
+
+
+def _usage(result: JudgeScored | JudgeFailed, estimated: ApiUsage, limit: ApiUsage) -> ApiUsage:
+    """Return the usage of a result; no calls if it was not paid for.
+
+    If the model's server does not count: `estimated` for each answer, so the cap still holds. An
+    older judge reports 0 then, and nothing for a failed sample: the limit, for both answers.
+    """
+    if not isinstance(result, Failed) and result.cached:
+        return ApiUsage(cached=True)
+    used, calls = result.usage, result.upstream_calls
+    if used is not None:
+        prompt = used.prompt_tokens or estimated.prompt_tokens
+        completion = used.completion_tokens or estimated.completion_tokens
+    elif calls:
+        prompt = calls * estimated.prompt_tokens
+        completion = calls * estimated.completion_tokens
+    elif isinstance(result, Failed) and result.error.type == "model_failure":
+        prompt, completion = limit.prompt_tokens, limit.completion_tokens
+    else:
+        return ApiUsage(cached=True)
+    return ApiUsage(calls=1, prompt_tokens=prompt, completion_tokens=completion)
 
 
 def judge_name(info: Info) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scorekit.llm import LLMError, Message, image_part, text_part
+from scorekit.paid.account import Account
+from scorekit.paid.answers import Store
 from scorekit.text.chat_marks import neutral
-from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import WITHOUT_IMAGES, GeneratorConfig
 from trainer.search.answer.paid_chat import CachedChat, unanswered_reason
-from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import GeneratedAnswer
 
 
@@ -29,10 +29,8 @@ class Generator(CachedChat):
 
     cfg: GeneratorConfig
 
-    def __init__(
-        self, cfg: GeneratorConfig, paid_answers: PaidAnswerCache, money: SpendTracker
-    ) -> None:
-        super().__init__("generator", cfg, paid_answers, money)
+    def __init__(self, cfg: GeneratorConfig, store: Store, account: Account) -> None:
+        super().__init__("generator", cfg, store, account)
 
     async def answer(
         self, question: str, pngs: Mapping[str, bytes], *, sample: int = 0

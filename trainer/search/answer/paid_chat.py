@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -15,11 +16,10 @@ from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.llm.errors import CAUSES, late_retry
 from scorekit.llm.limits import ConcurrencyLimiter, Slot
 from scorekit.llm.wire import unfinished_reason, without_thinking
-from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
+from scorekit.paid.account import Account, ApiUsage
+from scorekit.paid.answers import Store, paid_key
+from scorekit.paid.call import Paid, PaidCalls
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.paid_calls import PaidCalls
-from trainer.search.answer.spending import SpendTracker
-from trainer.search.records import ApiUsage
 
 #: Errors of answers that are not whole, by `unfinished_reason`.
 _UNFINISHED = {
@@ -68,14 +68,11 @@ class CachedChat:
     config without a model.
     """
 
-    def __init__(
-        self, name: str, cfg: ChatModelConfig, paid_answers: PaidAnswerCache, money: SpendTracker
-    ) -> None:
+    def __init__(self, name: str, cfg: ChatModelConfig, store: Store, account: Account) -> None:
         self.name, self.cfg = name, cfg
-        self._paid_answers, self._money = paid_answers, money
         self._limiter = ConcurrencyLimiter(cfg.max_requests, cfg.max_tokens)
         self._tokens_per_image = cfg.tokens_per_image
-        self._once = PaidCalls(PaidText, paid_answers, cfg.deadline_s)
+        self._calls = PaidCalls(store, account, slot=self._slot, deadline_s=cfg.deadline_s)
         self._llm = chat_client(cfg, name)
 
     async def check(self) -> None:
@@ -84,7 +81,7 @@ class CachedChat:
 
     async def close(self) -> None:
         """Cancel pending calls and close the connections."""
-        await self._once.close()
+        await self._calls.close()
         await self._llm.close()
 
     def settings(self) -> dict[str, Any]:
@@ -116,23 +113,25 @@ class CachedChat:
         """
         key = paid_key(self.name, depends_on)
 
-        async def pay(turn: Callable[[], None]) -> tuple[PaidText, ApiUsage]:
-            prompt = words + num_images * self._tokens_per_image
-            reserved = prompt, self.cfg.max_output_tokens
-            async with (
-                # a call above the limit is sent alone
-                self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)) as slot,
-                self._money.reserved(self.name, *reserved),
-            ):
-                turn()
-                started_at = time.monotonic()
-                choice = await self._choice(key, messages(), schema, seed, slot)
-                charge = self._count(choice, prompt, words, num_images)
-                reply = _parse_reply(choice, time.monotonic() - started_at)
-                await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
-            return reply, charge
+        limit = ApiUsage(
+            calls=1,
+            prompt_tokens=words + num_images * self._tokens_per_image,
+            completion_tokens=self.cfg.max_output_tokens,
+        )
 
-        return await self._once.get(key, pay)
+        async def pay(slot: Slot) -> Paid:
+            started_at = time.monotonic()
+            choice = await self._choice(key, messages(), schema, seed, slot)
+            usage = self._usage(choice, limit, words, num_images)
+            reply = _parse_reply(choice, time.monotonic() - started_at)
+            return Paid(usage, reply.model_dump())
+
+        answer, charge = await self._calls.once(key, self.name, limit, pay)
+        return PaidText.model_validate(answer), charge
+
+    def _slot(self, limit: ApiUsage) -> AbstractAsyncContextManager[Slot]:
+        tokens = limit.prompt_tokens + limit.completion_tokens
+        return self._limiter.hold(min(tokens, self.cfg.max_tokens))  # a larger call is sent alone
 
     async def _choice(
         self,
@@ -160,16 +159,17 @@ class CachedChat:
             )
         return choice
 
-    def _count(self, choice: Choice, prompt: int, words: int, num_images: int) -> ApiUsage:
+    def _usage(self, choice: Choice, limit: ApiUsage, words: int, num_images: int) -> ApiUsage:
         # If a server does not count tokens: the reserved number, so the cap still holds.
-        prompt_tokens = prompt if choice.prompt_tokens is None else choice.prompt_tokens
-        completion_tokens = choice.completion_tokens
+        prompt_tokens, completion_tokens = choice.prompt_tokens, choice.completion_tokens
+        if prompt_tokens is None:
+            prompt_tokens = limit.prompt_tokens
         if completion_tokens is None:
-            completion_tokens = self.cfg.max_output_tokens
+            completion_tokens = limit.completion_tokens
         if num_images:  # the server may count more than estimated
             tokens_per_image = -(-(prompt_tokens - words) // num_images)
             self._tokens_per_image = max(self._tokens_per_image, tokens_per_image)
-        return self._money.count(self.name, prompt_tokens, completion_tokens)
+        return ApiUsage(calls=1, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
 
 def _parse_reply(choice: Choice, latency_s: float) -> PaidText:

@@ -13,7 +13,7 @@ from typing import Any
 
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, episode
-from trainer.search.answer.run_share import merge_step_stats
+from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.services import open_services
 

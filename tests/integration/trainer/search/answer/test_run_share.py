@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from scorekit.paid.store import spent_in
 from testing.openai_server import FakeOpenAI
 from testing.servers import wait_until
 from tests.kits import forked
 from tests.kits.trainer.searching import learning
-from trainer.search.answer.answer_cache import rank_files, spent_in
+from trainer.search.answer.config import SEARCH
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 MODULE = "tests.kits.trainer.ranks.paying_ranks"
@@ -98,7 +99,7 @@ def test_what_all_processes_ask_at_once_is_paid_once(town: Town) -> None:
     assert stats["cost/generator_calls"] == 12
     assert (stats["answers/ok"], stats["answers/cached"]) == (12, 24)
     assert stats["answers/judged_ok"] == 36
-    assert spent_in(town.answers).calls == 12 and not rank_files(town.answers)
+    assert spent_in(town.answers, SEARCH).calls == 12
     assert not list(town.folder.glob("answers-*"))
 
 
@@ -166,7 +167,7 @@ def test_a_run_that_is_killed_goes_on_with_other_processes(
     had = set(questions[:10])
     town.fake.hang = lambda body: body["messages"][1]["content"][0]["text"] not in had
     command = town.start([[questions[rank::before] for rank in range(before)]], before)
-    wait_until(lambda: spent_in(town.answers).calls == 10)
+    wait_until(lambda: spent_in(town.answers, SEARCH).calls == 10)
     command.kill()
     command.communicate()
     wait_until(lambda: town.fake.in_flight == 0)
@@ -175,8 +176,8 @@ def test_a_run_that_is_killed_goes_on_with_other_processes(
     counts = town.request_counts()
     assert all(counts[question] == 1 for question in had)
     assert all(counts[question] <= 2 for question in questions)
-    assert stats["cost/generator_calls"] == spent_in(town.answers).calls == 20
-    assert stats["answers/cached"] == 10 and not rank_files(town.answers)
+    assert stats["cost/generator_calls"] == spent_in(town.answers, SEARCH).calls == 20
+    assert stats["answers/cached"] == 10
 
 
 def test_all_processes_keep_to_the_judge_that_the_run_began_with(town: Town) -> None:
