@@ -250,7 +250,8 @@ class RedisStore(Store):
         """End the claims of this process, and close the connections."""
         self._closing.set()
         if self._renewing is not None:
-            await self._renewing  # not cancelled: a renewal may not come after the end
+            # Not cancelled: a renewal may not come after the end. The loop may have cancelled it.
+            await asyncio.wait([self._renewing])
         with suppress(UserError):
             for key in tuple(self._claims):
                 await self.finish(key, "", ApiUsage())

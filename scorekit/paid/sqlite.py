@@ -174,10 +174,11 @@ class SqliteStore(Store):
             )
         self._locks.append((path, lock))
         if not (is_locked(path) and is_locked(first)):
+            problem = "the first process of the run does not have it open, or " if rank else ""
             raise UserError(
-                f"{self._space.setting} {self.path}: locks have no effect between processes on "
-                "this file system. Put the file on a disk of this machine, or name a Redis "
-                "(redis://HOST:PORT/0)."
+                f"{self._space.setting} {self.path}: {problem}locks have no effect between "
+                "processes on this file system. Put the file on a disk of this machine, or name a "
+                "Redis (redis://HOST:PORT/0)."
             )
 
     def _ranks_alive(self, lock: Path) -> list[Path]:

@@ -176,6 +176,32 @@ def test_a_cancelled_owner_keeps_neither_claim_nor_money(location: str, run: str
     asyncio.run(work())
 
 
+def test_others_in_flight_are_waited_for_and_the_cap_then_ends_all(location: str, run: str) -> None:
+    """Check calls of one process that reserve 0.8 of the cap and use 0.1, then 0.5, of it."""
+    price = SimpleNamespace(prompt=1.0, completion=0.0)
+    order: list[int] = []
+
+    async def work(used: int) -> list[Any]:
+        async with stores(location, f"{run} {used}", 1) as (store,):
+            calls = PaidCalls(store, Account(1.0, {"generator": price}))
+
+            async def call(number: int) -> None:
+                async def pay(slot: Any) -> Paid:
+                    order.append(number)
+                    await asyncio.sleep(0.01)
+                    return Paid(ApiUsage(calls=1, prompt_tokens=used), number)
+
+                limit = ApiUsage(calls=1, prompt_tokens=800_000)
+                await calls.once(key_of(f"{run} {used} {number}"), "generator", limit, pay)
+
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.gather(*map(call, range(3)), return_exceptions=True)
+
+    assert asyncio.run(work(100_000)) == [None] * 3 and sorted(order) == [0, 1, 2]
+    errors = [type(error).__name__ for error in asyncio.run(work(500_000))]
+    assert sorted(errors) == ["BudgetExceeded", "BudgetExceeded", "NoneType"]
+
+
 def test_the_first_judge_is_that_of_all_processes(location: str, run: str) -> None:
     async def work() -> None:
         async with stores(location, run, 2) as of_ranks:

@@ -16,6 +16,7 @@ import pytest
 
 from scorekit.paid.store import spent_in
 from testing.openai_server import FakeOpenAI
+from testing.redis_process import running_redis
 from testing.servers import wait_until
 from tests.kits import forked
 from tests.kits.trainer.searching import learning
@@ -36,11 +37,14 @@ class Town:
     def answers(self) -> Path:
         return self.folder / "answers.sqlite"
 
-    def start(self, steps: Steps, ranks: int, **answering: Any) -> forked.Command:
+    def start(
+        self, steps: Steps, ranks: int, machines: bool = False, **answering: Any
+    ) -> forked.Command:
         """Start the processes; `answering` extends sections of the config."""
         sections = {**self.services["answering"]}
         for name, values in answering.items():
-            sections[name] = sections.get(name, {}) | values
+            is_section = isinstance(values, dict)
+            sections[name] = sections.get(name, {}) | values if is_section else values
         config = {
             "task": "search",
             "retriever": self.services["retriever"],
@@ -49,7 +53,8 @@ class Town:
             "misc": {"run_dir": str(self.folder)},
         }
         plan = self.folder / f"plan-{ranks}.json"
-        plan.write_text(json.dumps({"config": config, "run": "run", "steps": steps}))
+        content = {"config": config, "run": "run", "steps": steps, "machines": machines}
+        plan.write_text(json.dumps(content))
         return forked.Command(MODULE, str(plan), environment=ENVIRONMENT, ranks=ranks)
 
     def run(self, steps: Steps, ranks: int, **answering: Any) -> dict[str, Any]:
@@ -190,3 +195,28 @@ def test_all_processes_keep_to_the_judge_that_the_run_began_with(town: Town) -> 
     assert command.returncode == 1
     assert errors.count("error: ") == 1 and "was another@1 and is now" in errors
     assert len(town.fake.requests) == 2
+
+
+def test_processes_of_several_machines_share_a_redis_below_one_cap(town: Town) -> None:
+    price = {"generator": {"prompt": 0.0, "completion": 1_000_000.0}, "cap": 20.0}
+    limits = {"money": price, "generator": {"max_output_tokens": 4}}
+    questions = names(*range(5))
+    with running_redis() as redis:
+        sections = limits | {"answers": redis.url}
+        stats = town.run([[questions] * 3], 3, machines=True, **sections)["stats"]
+        assert town.request_counts() == dict.fromkeys(questions, 1)
+        assert (stats["cost/generator_calls"], stats["answers/cached"]) == (5, 10)
+        more = [names(*range(first, first + 10)) for first in (10, 20)]
+        printed = town.run([more], 2, machines=True, **sections)
+        assert any("18.0000 of 20.0 is spent" in error for error in printed["errors"])
+        assert len(town.fake.requests) == 9
+        assert spent_in(redis.url, SEARCH).calls >= 9
+    assert not town.answers.exists()
+
+
+def test_machines_that_would_share_a_file_are_refused(town: Town) -> None:
+    command = town.start([[names(0), names(1)]], 2, machines=True)
+    _, errors = command.communicate()
+    assert command.returncode == 1
+    assert errors.count("error: ") == 1 and "run on 2 machines, which cannot share" in errors
+    assert not town.fake.requests
