@@ -25,9 +25,8 @@ from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
-from trainer.search.answer.answer_judge import check_judge, judge_name
 from trainer.search.answer.config import SEARCH
-from trainer.search.answer.paid_chat import chat_client
+from trainer.search.answer.models import chat_client, check_judge, judge_name
 from trainer.search.answer.pipeline import answers_location
 from trainer.search.config import SearchConfig
 from trainer.search.data import (

@@ -1,4 +1,4 @@
-"""Answer and judge a finished episode."""
+"""Answer and judge a finished episode from its images."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from scorekit.errors import UserError
 from scorekit.net.tasks import gather_or_cancel
 from scorekit.paid.account import Account, ApiUsage
 from scorekit.paid.answers import Store
 from scorekit.paid.store import open_store
-from trainer.search.answer.answer_judge import AnswerJudge
-from trainer.search.answer.config import SEARCH, AnsweringConfig
-from trainer.search.answer.evidence import evidence_images
-from trainer.search.answer.generator import Generator
+from trainer.search.answer.config import SEARCH, AnsweringConfig, GeneratorConfig
+from trainer.search.answer.models import AnswerJudge, Generator
 from trainer.search.records import (
     GeneratedAnswer,
+    ImageView,
     JudgedAnswer,
     Question,
     Trajectory,
@@ -78,6 +78,53 @@ def merge_step_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             elif name == "reward_dropped" or name.startswith(("answers/", "cost/")):
                 merged[name] = merged.get(name, 0) + value
     return merged
+
+
+def evidence(trajectory: Trajectory, max_images: int, crop_slots: int) -> list[ImageView]:
+    """Return the views without duplicates: pages in order, then crops.
+
+    Of `max_images` images, up to `crop_slots` are for crops. Pages may use free slots of crops, and
+    crops free slots of pages. Of too many pages the first ones are used, of too many crops the last
+    ones, which the policy reached through the earlier ones. A page with images of several sizes
+    counts once, with its first image.
+    """
+    views = [view for turn in trajectory.turns for view in turn.views]
+    first = {view.page_id: view for view in reversed(views) if view.kind == "page"}
+    seen = [view.page_id for view in views if view.kind == "page"]
+    pages = _distinct([first[page] for page in dict.fromkeys(seen)])
+    page_images = {view.image for view in pages}
+    crops = [view for view in views if view.kind == "crop" and view.image not in page_images]
+    crops = _distinct(crops)
+    num_crops = min(len(crops), crop_slots, max_images)
+    pages = pages[: max_images - num_crops]
+    free_slots = max_images - len(pages)
+    return pages + (crops[-free_slots:] if free_slots else [])
+
+
+def _distinct(views: list[ImageView]) -> list[ImageView]:
+    """Return the first view of each image."""
+    first: dict[str, ImageView] = {}
+    for view in views:
+        first.setdefault(view.image, view)
+    return list(first.values())
+
+
+def evidence_images(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
+    """Return the SHA-256 of the images for the generator, in order (`evidence`).
+
+    Raises UserError for an episode that was stored without originals if they are required.
+    """
+    images = []
+    for view in evidence(trajectory, cfg.max_images, cfg.crop_slots):
+        image = view.image if cfg.images == "shown" else view.original
+        if image is None:
+            raise UserError(
+                f"answering.generator.images: original, but the episode {trajectory.trajectory_id} "
+                f"was stored without the original of page {view.page_id}. Set it to shown, or "
+                "begin a new run."
+            )
+        images.append(image)
+    return images
 
 
 class AnswerPipeline:

@@ -26,10 +26,14 @@ from scorekit.paid.account import (
     planned_charges,
 )
 from scorekit.paid.store import open_store
-from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
 from trainer.search.answer.config import SEARCH, AnsweringConfig, ChatModelConfig, PriceConfig
-from trainer.search.answer.generator import Generator, estimated_words
-from trainer.search.answer.paid_chat import CachedChat
+from trainer.search.answer.models import (
+    AnswerJudge,
+    CachedChat,
+    Generator,
+    estimated_words,
+    max_verdict_usage,
+)
 from trainer.search.config import RetrieverConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.samples import run_config

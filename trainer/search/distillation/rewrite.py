@@ -24,7 +24,7 @@ from scorekit.paid.account import (
 )
 from scorekit.paid.store import open_store
 from trainer.search.answer.config import SEARCH
-from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.models import estimated_words
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import RewriteConfig

@@ -12,8 +12,7 @@ from scorekit.llm.wire import Choice, parse_json
 from scorekit.paid.account import Account, format_totals
 from scorekit.paid.answers import Store
 from scorekit.text.chat_marks import split_special_tokens
-from trainer.search.answer.generator import estimated_words
-from trainer.search.answer.paid_chat import CachedChat, PaidText
+from trainer.search.answer.models import CachedChat, PaidText, estimated_words
 from trainer.search.curation.config_sections import RewriteConfig
 from trainer.search.curation.reanswer import object_schema
 

@@ -22,9 +22,8 @@ from scorekit.paid.account import (
     planned_charges,
     sum_charges,
 )
-from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
-from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.models import estimated_words, max_verdict_usage
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import VerifyConfig
 from trainer.search.curation.reanswer import AnswerSampler

@@ -13,7 +13,7 @@ from scorekit.paid.sqlite import SqliteStore
 from scorekit.paid.store import open_store
 from testing.servers import PATIENCE_S
 from trainer.search.answer.config import SEARCH, GeneratorConfig
-from trainer.search.answer.generator import Generator
+from trainer.search.answer.models import Generator
 
 COUNT = 24
 PICTURE = {"ab": b"png"}

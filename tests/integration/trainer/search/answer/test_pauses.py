@@ -12,7 +12,7 @@ from testing.openai_server import FakeOpenAI
 from testing.servers import PATIENCE_S
 from tests.kits.llm import until
 from trainer.search.answer.config import SEARCH, GeneratorConfig
-from trainer.search.answer.generator import Generator
+from trainer.search.answer.models import Generator
 
 
 def run(tmp_path, work, **settings):
