@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from scorekit.errors import UserError
 from scorekit.paid.account import Account, ApiUsage, BudgetExceeded
-from scorekit.paid.answers import ClaimState, Space, Store, check_location, paid_key
+from scorekit.paid.answers import Claim, ClaimState, Space, Store, check_location, paid_key
 from scorekit.paid.call import Paid, PaidCalls
 from scorekit.paid.redis import RedisStore
 from scorekit.paid.store import judge_of, open_store, spent_in
@@ -151,25 +151,33 @@ def test_a_claim_without_an_answer_goes_to_who_waits(location: str, run: str) ->
     asyncio.run(work())
 
 
-def test_a_cancelled_owner_keeps_neither_claim_nor_money(location: str, run: str) -> None:
+def test_a_cancelled_owner_keeps_neither_claim_nor_money(
+    location: str, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work() -> None:
         paid: list[str] = []
         async with stores(location, run, 2) as of_ranks, asyncio.timeout(PATIENCE_S):
-            first, second = (Asking(store, paid, cap=30) for store in of_ranks)
+            first, second = (Asking(store, paid, cap=60) for store in of_ranks)
             cancelled = asyncio.create_task(first.ask("first", key_of(run)))
             await until(lambda: paid)
             await first.calls.close()
             assert await second.ask("second", key_of(run)) == {"text": "second"}
             await asyncio.gather(cancelled, return_exceptions=True)
-            # Cancelled at each point of a claim.
-            for steps in range(12):
-                claiming = asyncio.create_task(first.ask("x", key_of(f"{run} {steps}")))
-                for _ in range(steps):
-                    await asyncio.sleep(0)
-                await first.calls.close()
-                await asyncio.gather(claiming, return_exceptions=True)
+            begin, has_claim = of_ranks[0].begin, asyncio.Event()
+
+            async def begin_slowly(*arguments: Any) -> Claim:
+                claim = await begin(*arguments)
+                has_claim.set()
+                await asyncio.sleep(0.01)
+                return claim
+
+            monkeypatch.setattr(of_ranks[0], "begin", begin_slowly)
+            claiming = asyncio.create_task(first.ask("x", key_of(f"{run} x")))
+            await has_claim.wait()
+            await first.calls.close()
+            await asyncio.gather(claiming, return_exceptions=True)
             claim = await of_ranks[1].begin(
-                key_of(f"{run} last"), "generator", ApiUsage(prompt_tokens=19), account(30)
+                key_of(f"{run} last"), "generator", ApiUsage(prompt_tokens=49), account(60)
             )
             assert claim.state is ClaimState.OURS
 
