@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import platform
 import signal
 import sys
 import threading
@@ -33,6 +34,14 @@ def usable_cpus() -> int:
         if quota > 0:
             return max(1, min(cpus, quota // period))
     return cpus
+
+
+def boot_id() -> str:
+    """Return a name of this machine since its start. Containers of one machine have the same."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:  # not Linux
+        return platform.node()
 
 
 def end_with_parent() -> Callable[[], None] | None:

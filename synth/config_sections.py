@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from scorekit.client.transport import checked_url
 from scorekit.config import Config
 from scorekit.errors import UserError
+from scorekit.paid.answers import Space, check_location
 from synth.filters import RuleConfig
 
 #: Environment variable with the Redis password: URLs are visible in configs and process lists.
 REDIS_PASSWORD = "SYNTH_REDIS_PASSWORD"
+#: The store of answers.
+ANSWERS = Space(
+    name="synth",
+    setting="run.answers",
+    password=REDIS_PASSWORD,
+    extra="synth",
+    repair="`scorekit synth repair --config FILE`",
+)
 
 
 def _service(urls: str | list[str]) -> str | list[str]:
@@ -58,21 +66,7 @@ class RunConfig(Config):
     @field_validator("answers")
     @classmethod
     def _check_answers(cls, location: str | None) -> str | None:
-        if location is None or "://" not in location:
-            return location
-        try:
-            parts = urlsplit(location)
-            has_password = parts.password is not None or "password" in parse_qs(parts.query)
-            is_supported = parts.scheme in ("redis", "rediss", "unix") and (parts.port or True)
-        except ValueError:
-            has_password, is_supported = False, False
-        if has_password:  # it would be in the saved config and in logs
-            raise ValueError(f"a URL must not contain a password. Put it into {REDIS_PASSWORD}")
-        if not is_supported:
-            raise ValueError(
-                "give a path, redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH"
-            )
-        return location
+        return check_location(location, REDIS_PASSWORD)
 
 
 class LanguageConfig(Config):

@@ -19,13 +19,13 @@ from rich.console import Console
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import replace_file, temporary_of, write_atomic
 from scorekit.languages import language_name
+from scorekit.locks import hold_locks
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import StageIncomplete
 from synth.export.card import render, size_category
 from synth.export.files import FOLDER
 from synth.preflight import need_passing
 from synth.run import RunOptions, run_folder, run_stages
-from synth.storage.locks import hold_locks
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder
 

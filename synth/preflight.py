@@ -24,10 +24,12 @@ from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import UserError
 from scorekit.llm import Sampling
 from scorekit.net.addresses import address_of
+from scorekit.paid.store import open_store
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
 from synth.config import SynthConfig, answers_place, languages, pair_configs
+from synth.config_sections import ANSWERS
 from synth.context import Stage, StageContext
 from synth.execution.clients import EASY, asking, judge_request
 from synth.execution.cluster import connect, on_a_node
@@ -53,7 +55,6 @@ from synth.sources.measure import make_measure
 from synth.sources.segment import mode_code
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import BY_NAME
-from synth.storage.answer_cache import open_answers
 from synth.storage.store import StageFolder, digest_of
 
 PrintLine = Callable[[str], None]
@@ -233,9 +234,9 @@ def _answers(cfg: SynthConfig) -> tuple[None, str]:
         return None, f"{location}: a new file"
 
     async def read_one() -> None:
-        answers = open_answers(location)
+        answers = open_store(location, ANSWERS)
         try:
-            await answers.get([digest_of("preflight")])
+            await answers.get([bytes.fromhex(digest_of("preflight"))])
         finally:
             await answers.close()
 

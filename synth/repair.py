@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scorekit.errors import UserError
+from scorekit.locks import hold_locks
+from scorekit.paid.repair import repaired_lines
 from synth.config import SynthConfig, answers_place
 from synth.context import Stage
 from synth.location import need_run
 from synth.stages.table import ORDER
-from synth.storage.answer_cache import repair_database
-from synth.storage.locks import hold_locks
 from synth.storage.store import StageFolder
 
 
@@ -30,14 +30,7 @@ def repair(cfg: SynthConfig) -> Iterator[str]:
         yield f"{damaged} damaged shards"
         answers_location = answers_place(cfg)
         if "://" not in answers_location and Path(answers_location).exists():
-            num_answers, num_unreadable = repair_database(Path(answers_location))
-            message = f"{answers_location}: {num_answers} answers kept"
-            if num_unreadable is not None:
-                message += (
-                    f"; {num_unreadable} rows, and rows on destroyed pages, cannot be read and "
-                    f"will be requested again (the old file is {answers_location}.damaged)"
-                )
-            yield message
+            yield from repaired_lines(Path(answers_location))
 
 
 def _errors(stage: Stage, folder: StageFolder) -> Iterator[str]:

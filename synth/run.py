@@ -26,6 +26,7 @@ from rich.text import Text
 
 from scorekit.config import save_config
 from scorekit.errors import UserError
+from scorekit.locks import hold_locks
 from scorekit.prompts import load_template
 from scorekit.streams import lost_lines
 from synth.config import SynthConfig, languages
@@ -43,7 +44,6 @@ from synth.report.page import write_report
 from synth.report.totals import write_stats
 from synth.report.views import write_views
 from synth.stages.table import BY_NAME, ORDER, map_stage
-from synth.storage.locks import hold_locks
 from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
 from synth.storage.store import StageFolder
 

@@ -30,6 +30,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "client": "scorekit.client",
         "rewards": "scorekit.rewards",
         "retrieval": "scorekit.retrieval",
+        "paid answers": "scorekit.paid",
         "llm": "scorekit.llm",
         "adapters": "scorekit.adapters",
         "meta-evaluation": "scorekit.metaeval",

@@ -14,13 +14,13 @@ from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, is_transient
 from scorekit.languages import language_name
 from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
+from scorekit.paid.answers import Store
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.text.chat_marks import neutral, restored
 from synth.config import SynthConfig, languages
 from synth.execution.coalescing import CoalescingScorer
 from synth.reasons import Family
 from synth.record import SourceFailed, TemporaryFailure
-from synth.storage.answer_cache import AnswerCache
 from synth.storage.stats import CallStats, StageStats
 from synth.storage.store import Record, digest_of
 
@@ -45,7 +45,7 @@ class Clients:
         self,
         cfg: SynthConfig,
         stats: StageStats,
-        answers: AnswerCache,
+        answers: Store,
         teacher: LLMClient | None,
         metricx: ScoringClient | None,
         judge: ScoringClient | None,
@@ -116,11 +116,11 @@ class Clients:
         ]
 
     async def _chat(
-        self, messages: Sequence[Message], sampling: Sampling, part: range, keys: Sequence[str]
-    ) -> dict[str, dict[str, Any]]:
+        self, messages: Sequence[Message], sampling: Sampling, part: range, keys: Sequence[bytes]
+    ) -> dict[bytes, dict[str, Any]]:
         """Return the candidates `part` by key; each is cached as soon as it arrives."""
         assert self._teacher is not None
-        answers: dict[str, dict[str, Any]] = {}
+        answers: dict[bytes, dict[str, Any]] = {}
 
         async def keep(choices: Sequence[Choice]) -> None:
             self._failing["the teacher"] = 0
@@ -133,7 +133,7 @@ class Clients:
 
         try:
             await self._teacher.chat(
-                messages, sampling, n=len(part), request_id=keys[part.start], keep=keep
+                messages, sampling, n=len(part), request_id=keys[part.start].hex(), keep=keep
             )
         except LLMError as error:
             raise await self._teacher_failed(error, sampling, len(part)) from None
@@ -204,7 +204,7 @@ class Clients:
         doubt: see `judge_request`. Raises TemporaryFailure unless the policy is permissive."""
         assert self._judge is not None
         sample, options = judge_request(self.cfg, self.languages, src, candidate, doubt)
-        key = digest_of(["judge", self._identities.get("judge"), options, sample])
+        key = _key(["judge", self._identities.get("judge"), options, sample])
         answer_by_key = dict(await self._answers.get([key]))
         self.stats.answers_kept += len(answer_by_key)
         if not answer_by_key:
@@ -220,7 +220,7 @@ class Clients:
 
     async def _keep(
         self,
-        answers: Mapping[str, Any],
+        answers: Mapping[bytes, Any],
         results: Sequence[Mapping[str, Any]],
         family: Family,
         description: str,
@@ -344,12 +344,16 @@ def judge_request(
     return sample, options if judge.model is None else {**options, "model": judge.model}
 
 
-def _keys(shared: Any, values: Sequence[Any]) -> list[str]:
+def _keys(shared: Any, values: Sequence[Any]) -> list[bytes]:
     """Return the keys of answers that are requested together.
 
     Their first halves are equal: unordered keys would cost SQLite six times as many writes."""
     first = digest_of(shared)
-    return [first[:16] + digest_of([first, value])[:16] for value in values]
+    return [bytes.fromhex(first[:16] + digest_of([first, value])[:16]) for value in values]
+
+
+def _key(content: Any) -> bytes:
+    return bytes.fromhex(digest_of(content))
 
 
 def _runs(indexes: Sequence[int], max_length: int) -> Iterator[range]:

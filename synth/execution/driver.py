@@ -20,13 +20,14 @@ from typing import IO, Any
 import structlog
 
 from scorekit.errors import UserError
+from scorekit.locks import RETRY_S, hold_locks, release
 from synth.context import StageContext, StageIncomplete
 from synth.execution.clients import Clients
 from synth.execution.services import open_clients
 from synth.execution.stage_start import check_begun, own_shards
 from synth.execution.stage_types import MapStage
 from synth.record import DeferredRecord, KeptRecord, RejectedRecord, TemporaryFailure
-from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
+from synth.storage.locks import WorkClaims
 from synth.storage.store import Record, ShardWriter, StageFolder, read_records
 
 log = structlog.get_logger()

@@ -18,10 +18,11 @@ from scorekit.client import ScoringClient
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.files import write_atomic
 from scorekit.llm import LLMClient
+from scorekit.paid.store import open_store
 from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
+from synth.config_sections import ANSWERS
 from synth.execution.clients import Clients
-from synth.storage.answer_cache import open_answers
 from synth.storage.stats import StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_json, to_line
 
@@ -232,7 +233,7 @@ async def open_clients(
             check_judge(cfg, info)
             outages.watch_service("the judge", judge, judge.deadline_s)
             identities["judge"] = pin_service_info(folder, "judge", info)
-        answers = open_answers(answers_place(cfg))
+        answers = open_store(answers_place(cfg), ANSWERS)
         stack.push_async_callback(answers.close)
         try:
             yield Clients(

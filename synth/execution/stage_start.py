@@ -8,8 +8,8 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries
+from scorekit.locks import hold_locks
 from synth.context import Stage, StageContext
-from synth.storage.locks import hold_locks
 from synth.storage.store import StageFolder, digest_of
 
 

@@ -15,10 +15,10 @@ from typing import IO, Any
 from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer, write_atomic
+from scorekit.locks import hold_locks
 from synth.context import StageContext
 from synth.location import need_run
 from synth.stages.table import BY_NAME, ORDER
-from synth.storage.locks import hold_locks
 from synth.storage.store import REJECTED, Record, StageFolder, digest_of, open_lines, to_line
 
 _STATE = ".views.json"

@@ -19,6 +19,7 @@ import structlog
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
+from scorekit.locks import RETRY_S, hold_locks, release
 from synth.config import SynthConfig
 from synth.config_sections import DataConfig
 from synth.context import StageContext
@@ -34,7 +35,7 @@ from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
-from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
+from synth.storage.locks import WorkClaims
 from synth.storage.parquet import ParquetFile
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from scorekit.errors import UserError
+from scorekit.locks import hold_locks
 from synth.config import SynthConfig
 from synth.context import StageContext
 from synth.cost import Cost, Sizes
@@ -19,7 +20,6 @@ from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output, no_score_code
 from synth.stages.settings import metricx_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
-from synth.storage.locks import hold_locks
 from synth.storage.store import Record
 
 _CHART = ("Score of the candidates", "MetricX score (lower is better)")

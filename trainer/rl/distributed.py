@@ -23,7 +23,6 @@ from scorekit.errors import UserError
 from trainer.rl.barrier import MonitoredBarrier
 from trainer.rl.policy.vision import vision_parts
 from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
-from trainer.rl.process_store import ProcessStore
 
 T = TypeVar("T")
 
@@ -132,17 +131,6 @@ class DistributedContext:
         """Record the phase of this process ("update 3, sampling"), for errors of the others."""
         if self._meeting is not None:
             self._meeting.set_phase(phase)
-
-    def store(self, name: str) -> ProcessStore:
-        """Return the values that the processes share under a name. Only if there are several."""
-        from torch.distributed import PrefixStore
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        default = _get_default_store()
-        # A connection of its own: one that waits for a key blocks all calls through it. Torch
-        # below 2.8 has no `clone`.
-        connection = default.clone() if hasattr(default, "clone") else default
-        return ProcessStore(PrefixStore(name, connection), self.rank, self.size)
 
     def barrier(self) -> None:
         """Wait until every process has reached this barrier. Raises Stalled."""

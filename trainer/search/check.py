@@ -14,6 +14,7 @@ from torch import nn
 from scorekit.client import ScoringClient
 from scorekit.errors import UserError
 from scorekit.net.addresses import address_of
+from scorekit.paid.store import judge_of
 from scorekit.report.findings import Findings
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
@@ -24,10 +25,9 @@ from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
-from trainer.search.answer.answer_cache import judge_of
-from trainer.search.answer.answer_judge import check_judge, judge_name
-from trainer.search.answer.paid_chat import chat_client
-from trainer.search.answer.pipeline import answers_path
+from trainer.search.answer.config import SEARCH
+from trainer.search.answer.models import chat_client, check_judge, judge_name
+from trainer.search.answer.pipeline import answers_location
 from trainer.search.config import SearchConfig
 from trainer.search.data import (
     documents,
@@ -304,7 +304,8 @@ def _first_judge(cfg: SearchConfig) -> str | None:
     folder = Path(cfg.misc.run_dir)
     if not (folder / FOLDER / "store.json").is_file():
         return None
-    return judge_of(answers_path(cfg.answering, folder), TrajectoryStore(folder / FOLDER).run)
+    location = answers_location(cfg.answering, folder)
+    return judge_of(location, SEARCH, TrajectoryStore(folder / FOLDER).run)
 
 
 def _vllm(cfg: SearchConfig) -> tuple[None, str]:

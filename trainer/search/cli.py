@@ -181,19 +181,27 @@ def view(
 
 
 @app.command()
-def salvage(run_dir: RunDir) -> None:
-    """Repair the store of a run: keep the readable lines of damaged step files, name the others.
+def salvage(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a run, or a file of paid answers.")],
+) -> None:
+    """Repair what a run has stored: keep what can be read of damaged step files and paid answers.
 
     The damaged files are kept beside the new ones.
     """
     with _clean_exit():
+        from scorekit.paid.repair import repaired_lines
         from trainer.search.trajectories.salvage import salvage as salvage_store
 
-        steps = salvage_store(run_dir)
-        for line in [line for step in steps for line in step.lines()]:
+        answers = run_dir if run_dir.is_file() else run_dir / "answers.sqlite"
+        lines = []
+        if not run_dir.is_file():
+            steps = salvage_store(run_dir)
+            lines = [line for step in steps for line in step.lines()]
+            lines = lines or [f"{run_dir}: no line is damaged"]
+        if answers.is_file():
+            lines += repaired_lines(answers)
+        for line in lines:
             typer.echo(visible(line))
-        if not steps:
-            typer.echo(f"{run_dir}: no line is damaged")
 
 
 @app.command()

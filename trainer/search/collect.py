@@ -16,13 +16,13 @@ from typing import Any
 from scorekit.config import read_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
+from scorekit.paid.account import BudgetExceeded
 from scorekit.report.progress import progress_bar
 from trainer.runs.config import check_config
 from trainer.runs.messages import messages
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
 from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
-from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_train
 from trainer.search.episode_runner import EpisodeRunner

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from scorekit.paid.account import ApiUsage
 from scorekit.retrieval.wire import PageHit
 
 #: Min judge's score of an answer that counts as right.
@@ -172,17 +173,6 @@ class TokenRecord(Record):
 def mask_digest(action_mask: Sequence[bool]) -> str:
     """Return `TokenRecord.mask_digest` of an action mask."""
     return hashlib.sha256(bytes(map(bool, action_mask))).hexdigest()
-
-
-class ApiUsage(Record):
-    """The usage of a paid server. money: cost in the currency of the prices; None without prices.
-    cached: the answer came from the cache, at no cost."""
-
-    calls: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    money: float | None = None
-    cached: bool = False
 
 
 class GeneratedAnswer(Record):

@@ -14,10 +14,10 @@ from pydantic import SecretStr, ValidationError
 
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.llm import LLMClient, Sampling
+from scorekit.processes import boot_id
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
-from trainer.search.answer.pipeline import AnswerPipeline, answers_path
-from trainer.search.answer.run_share import RunShare, share_paid_calls
+from trainer.search.answer.pipeline import AnswerPipeline, answers_location
 from trainer.search.config import PolicyServerConfig, SearchConfig
 from trainer.search.reward.stream import RewardStream
 from trainer.search.rollout.policies import ChatPolicy, Policy
@@ -65,7 +65,6 @@ def open_services(
     gets the rewards of its episodes and has to open and close the services; None: there is only
     this one. Raises UserError, ServiceUnreachable.
     """
-    shared: RunShare | None = None
     with ExitStack() as exit_stack:
         check_retriever(cfg)
         retriever = exit_stack.enter_context(open_retriever(cfg))
@@ -73,16 +72,26 @@ def open_services(
         answering = None
         if cfg.reward.weights["judge"]:
             folder = Path(cfg.misc.run_dir)
-            shared = share_paid_calls(answers_path(cfg.answering, folder), run, world)
-            if shared is not None:
-                exit_stack.callback(shared.close)
-            answering = AnswerPipeline(cfg.answering, run=run, folder=folder, shared=shared)
+            rank, size = (0, 1) if world is None else (world.rank, world.size)
+            if world is not None:
+                _check_machines(answers_location(cfg.answering, folder), world)
+            answering = AnswerPipeline(cfg.answering, run=run, folder=folder, rank=rank, size=size)
         stream = RewardStream(cfg.reward, answering, load_image)
         exit_stack.callback(stream.close)
         _check_on_all(stream, world)
         yield SearchServices(retriever, index, answering, stream)
-    if shared is not None:
-        shared.end()
+
+
+def _check_machines(answers: str, world: DistributedContext) -> None:
+    """Raise UserError, on the main process, if several machines would share a file of answers."""
+    machines = set(world.gather([boot_id()]))
+    if "://" not in answers and len(machines) > 1:
+        if not world.is_main:
+            raise SystemExit(0)
+        raise UserError(
+            f"answering.answers: the processes run on {len(machines)} machines, which cannot share "
+            f"the file {answers}. Name a Redis (redis://HOST:PORT/0)."
+        )
 
 
 def _check_on_all(stream: RewardStream, world: DistributedContext | None) -> None:

@@ -127,6 +127,6 @@ def test_other_work_is_traced_to_its_end(name, tmp_path):
         "question": "trainer/rl/update.py",
         "sentence": "synth/export/files.py",
         "curation": "trainer/search/curation/buckets.py",
-        "paid-curation": "trainer/search/answer/generator.py",
+        "paid-curation": "trainer/search/answer/models.py",
     }
     assert last_file[name] in tracing.TRACES[name][1](tmp_path)

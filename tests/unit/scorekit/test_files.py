@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 #: Modules that rename files without scorekit/files.py, with the reason.
 NO_WRITERS = {
     "scorekit/score_database.py",  # moves a broken file aside
-    "synth/storage/answer_cache/repair.py",  # a SQLite file with its log
+    "scorekit/paid/repair.py",  # a SQLite file with its log
     "synth/report/views.py",  # appends
     "trainer/rl/engines/vllm_weights.py",  # weights for a server, unused after the run
     "trainer/runs/batches/buffer.py",  # appends, and cuts an incomplete last line

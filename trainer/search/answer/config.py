@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
 from scorekit.llm.dialects import DialectName
+from scorekit.paid.answers import Space, check_location
 from trainer.config_base import may_change
+
+#: The store of paid answers.
+SEARCH = Space(
+    name="search",
+    setting="answers",
+    password="SEARCH_REDIS_PASSWORD",
+    extra="search",
+    repair="`scorekit search salvage FILE`",
+)
 
 #: The generator's instructions. They are part of the key of cached answers.
 SYSTEM = (
@@ -175,7 +185,11 @@ class AnsweringConfig(Config):
     money: MoneyConfig = Field(default_factory=MoneyConfig, description="Money.")
     answers: str | None = may_change(
         None,
-        description="File of answers that were paid for (SQLite); several runs of one machine may "
-        "share it. null: answers.sqlite in the run's folder. Further processes of a run write to "
-        "files of their own beside it while it runs.",
+        description="Answers that were paid for, which several runs may share: a SQLite file, or "
+        "redis:// where several machines run. null: answers.sqlite in the run's folder.",
     )
+
+    @field_validator("answers")
+    @classmethod
+    def _check_answers(cls, location: str | None) -> str | None:
+        return check_location(location, SEARCH.password)

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorekit.errors import UserError
-from trainer.search.answer.answer_judge import max_verdict_usage
+from scorekit.paid.account import ApiUsage, max_usage, priced, sum_charges
 from trainer.search.answer.config import AnsweringConfig, GeneratorConfig
-from trainer.search.answer.evidence import evidence
-from trainer.search.answer.generator import estimated_words
-from trainer.search.answer.pipeline import is_asked
-from trainer.search.answer.spending import max_usage, priced, sum_charges
-from trainer.search.records import ApiUsage, ImageView, Question, Trajectory, Turn
+from trainer.search.answer.models import estimated_words, max_verdict_usage
+from trainer.search.answer.pipeline import evidence, is_asked
+from trainer.search.records import ImageView, Question, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,21 @@
-"""Answer and judge a finished episode."""
+"""Answer and judge a finished episode from its images."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from scorekit.errors import UserError
 from scorekit.net.tasks import gather_or_cancel
-from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.answer_judge import AnswerJudge
-from trainer.search.answer.config import AnsweringConfig
-from trainer.search.answer.evidence import evidence_images
-from trainer.search.answer.generator import Generator
-from trainer.search.answer.run_share import RunShare, part_of_limits
-from trainer.search.answer.shared_money import SharedSpendTracker
-from trainer.search.answer.spending import SpendTracker
+from scorekit.paid.account import Account, ApiUsage
+from scorekit.paid.answers import Store
+from scorekit.paid.store import open_store
+from trainer.search.answer.config import SEARCH, AnsweringConfig, GeneratorConfig
+from trainer.search.answer.models import AnswerJudge, Generator
 from trainer.search.records import (
-    ApiUsage,
     GeneratedAnswer,
+    ImageView,
     JudgedAnswer,
     Question,
     Trajectory,
@@ -26,6 +24,8 @@ from trainer.search.records import (
 #: Ends of episodes that get an answer: by the policy, or because turns or context are used up. Not
 #: episodes that were given up or that failed.
 _ANSWERED = ("complete", "forced", "context")
+#: The longest of the processes' waits is that of the run; the other stats add up.
+_LONGEST = "reward_waited_s"
 
 
 def is_asked(trajectory: Trajectory, cfg: AnsweringConfig) -> bool:
@@ -34,28 +34,116 @@ def is_asked(trajectory: Trajectory, cfg: AnsweringConfig) -> bool:
     return trajectory.end in _ANSWERED and (has_views or cfg.judge.no_evidence == "ask")
 
 
-def answers_path(cfg: AnsweringConfig, folder: Path) -> Path:
-    """Return the main file of paid answers of a run with this run directory."""
-    return folder / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
+def answers_location(cfg: AnsweringConfig, folder: Path) -> str:
+    """Return the file or Redis of paid answers of a run with this run directory."""
+    return str(folder / "answers.sqlite") if cfg.answers is None else cfg.answers
+
+
+def part_of_limits(cfg: AnsweringConfig, rank: int, size: int) -> AnsweringConfig:
+    """Return a config with a process's part of the limits of calls in flight and per minute.
+
+    rank, size: index of the process, and number of processes. Each may make at least one call.
+    """
+
+    def part(limit: int) -> int:
+        return max(1, limit // size + (rank < limit % size))
+
+    generator, judge = cfg.generator, cfg.judge
+    limits = {
+        "max_requests": part(generator.max_requests),
+        "max_tokens": part(generator.max_tokens),
+        "requests_per_minute": generator.requests_per_minute
+        and generator.requests_per_minute / size,
+    }
+    return cfg.model_copy(
+        update={
+            "generator": generator.model_copy(update=limits),
+            "judge": judge.model_copy(update={"max_in_flight": part(judge.max_in_flight)}),
+        }
+    )
+
+
+def merge_step_stats(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the stats of a run from those of its processes, in any order.
+
+    Of `AnswerPipeline.stats` and `RewardStream.stats`: counts and costs are summed, the longest
+    wait counts. Means, shares and other counts of `RewardStream.stats` are left out: `step_stats`
+    of all episodes has them.
+    """
+    merged: dict[str, float] = {}
+    for stats in parts:
+        for name, value in stats.items():
+            if name == _LONGEST:
+                merged[name] = max(merged.get(name, 0.0), value)
+            elif name == "reward_dropped" or name.startswith(("answers/", "cost/")):
+                merged[name] = merged.get(name, 0) + value
+    return merged
+
+
+def evidence(trajectory: Trajectory, max_images: int, crop_slots: int) -> list[ImageView]:
+    """Return the views without duplicates: pages in order, then crops.
+
+    Of `max_images` images, up to `crop_slots` are for crops. Pages may use free slots of crops, and
+    crops free slots of pages. Of too many pages the first ones are used, of too many crops the last
+    ones, which the policy reached through the earlier ones. A page with images of several sizes
+    counts once, with its first image.
+    """
+    views = [view for turn in trajectory.turns for view in turn.views]
+    first = {view.page_id: view for view in reversed(views) if view.kind == "page"}
+    seen = [view.page_id for view in views if view.kind == "page"]
+    pages = _distinct([first[page] for page in dict.fromkeys(seen)])
+    page_images = {view.image for view in pages}
+    crops = [view for view in views if view.kind == "crop" and view.image not in page_images]
+    crops = _distinct(crops)
+    num_crops = min(len(crops), crop_slots, max_images)
+    pages = pages[: max_images - num_crops]
+    free_slots = max_images - len(pages)
+    return pages + (crops[-free_slots:] if free_slots else [])
+
+
+def _distinct(views: list[ImageView]) -> list[ImageView]:
+    """Return the first view of each image."""
+    first: dict[str, ImageView] = {}
+    for view in views:
+        first.setdefault(view.image, view)
+    return list(first.values())
+
+
+def evidence_images(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
+    """Return the SHA-256 of the images for the generator, in order (`evidence`).
+
+    Raises UserError for an episode that was stored without originals if they are required.
+    """
+    images = []
+    for view in evidence(trajectory, cfg.max_images, cfg.crop_slots):
+        image = view.image if cfg.images == "shown" else view.original
+        if image is None:
+            raise UserError(
+                f"answering.generator.images: original, but the episode {trajectory.trajectory_id} "
+                f"was stored without the original of page {view.page_id}. Set it to shown, or "
+                "begin a new run."
+            )
+        images.append(image)
+    return images
 
 
 class AnswerPipeline:
-    """Generator, judge and the file of paid answers of one run.
+    """Generator, judge and the store of paid answers of one run.
 
     Use it in one event loop. cfg: of the run. run: its name. folder: run directory, which has
-    answers.sqlite unless the config names another file. shared: what this process shares with the
-    others of the run; None: there is no other.
+    answers.sqlite unless the config names another location. rank, size: of this process among those
+    of the run, the first of which has to open the store before the others.
 
-    `check` opens the file and checks the servers; `finish` handles one episode, any number
-    concurrently; `close` at the end. Raises UserError if the file cannot be opened.
+    `check` opens the store and checks the servers; `finish` handles one episode, any number
+    concurrently; `close` at the end. Raises UserError if the store cannot be opened.
     """
 
     def __init__(
-        self, cfg: AnsweringConfig, *, run: str, folder: Path, shared: RunShare | None = None
+        self, cfg: AnsweringConfig, *, run: str, folder: Path, rank: int = 0, size: int = 1
     ) -> None:
-        self.cfg = cfg if shared is None else part_of_limits(cfg, shared.calls)
-        self._path, self._run, self._shared = answers_path(cfg, folder), run, shared
-        self._parts: tuple[PaidAnswerCache, SpendTracker, Generator, AnswerJudge] | None = None
+        self.cfg = part_of_limits(cfg, rank, size)
+        self._location, self._run, self._rank = answers_location(cfg, folder), run, rank
+        self._parts: tuple[Store, Account, Generator, AnswerJudge] | None = None
         self._counts: Counter[str] = Counter()
 
     async def check(self) -> None:
@@ -65,13 +153,13 @@ class AnswerPipeline:
         await judging.check()
 
     async def close(self) -> None:
-        """Cancel pending calls and close file and connections."""
+        """Cancel pending calls and close store and connections."""
         parts, self._parts = self._parts, None
         if parts is not None:
-            paid_answers, _, generator, judging = parts
+            store, _, generator, judging = parts
             await generator.close()
             await judging.close()
-            paid_answers.close()
+            await store.close()
 
     @property
     def spent(self) -> dict[str, ApiUsage]:
@@ -140,24 +228,22 @@ class AnswerPipeline:
         judged = JudgedAnswer(status="skipped", score=score, reason=reason)
         return trajectory.model_copy(update={"answer": answer, "judged": judged})
 
-    async def _opened(self) -> tuple[PaidAnswerCache, SpendTracker, Generator, AnswerJudge]:
+    async def _opened(self) -> tuple[Store, Account, Generator, AnswerJudge]:
         """Return the parts, created in the loop that uses them."""
         if self._parts is None:
-            shared = self._shared
-            paid_answers = (
-                PaidAnswerCache(self._path, self._run) if shared is None else shared.open_cache()
-            )
+            store = open_store(self._location, SEARCH, self._run, self._rank)
             try:
-                money = (
-                    SpendTracker(self.cfg.money, paid_answers.spent())
-                    if shared is None
-                    else SharedSpendTracker(self.cfg.money, paid_answers.spent(), shared.calls)
+                money = self.cfg.money
+                prices = {"generator": money.generator, "judge": money.judge}
+                is_logging = not self._rank  # the main process logs the totals of the run
+                account = Account(
+                    money.cap, prices, store.spent, store.unfinished, is_logging=is_logging
                 )
-                generator = Generator(self.cfg.generator, paid_answers, money)
-                judging = AnswerJudge(self.cfg.judge, paid_answers, money)
-                self._parts = paid_answers, money, generator, judging
+                generator = Generator(self.cfg.generator, store, account)
+                judging = AnswerJudge(self.cfg.judge, store, account)
+                self._parts = store, account, generator, judging
             except BaseException:
-                paid_answers.close()
+                await store.close()
                 raise
         return self._parts
 

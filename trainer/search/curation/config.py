@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
-from trainer.search.answer.config import AnsweringConfig
+from scorekit.paid.answers import check_location
+from trainer.search.answer.config import SEARCH, AnsweringConfig
 from trainer.search.config import RetrieverConfig
 from trainer.search.config_data import SearchData
 from trainer.search.curation.config_sections import (
@@ -101,8 +102,8 @@ class CurationConfig(Config):
     )
     answers: str | None = Field(
         None,
-        description="File of answers that were paid for (SQLite), which commands may share. null: "
-        "answers.sqlite beside --out.",
+        description="Answers that were paid for, which commands may share: a SQLite file, or "
+        "redis://. null: answers.sqlite beside --out.",
     )
     buckets: BucketConfig = Field(default_factory=BucketConfig, description="`buckets`.")
     diagnose: DiagnoseConfig = Field(default_factory=DiagnoseConfig, description="`diagnose`.")
@@ -117,3 +118,8 @@ class CurationConfig(Config):
     hallucinations: HallucinationsConfig = Field(
         default_factory=HallucinationsConfig, description="`hallucinations`."
     )
+
+    @field_validator("answers")
+    @classmethod
+    def _check_answers(cls, location: str | None) -> str | None:
+        return check_location(location, SEARCH.password)

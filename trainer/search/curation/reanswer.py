@@ -1,6 +1,6 @@
 """Get new answers and verdicts for stored episodes from generator and judge.
 
-Answers are stored as in a run (`PaidAnswerCache`), so a killed command pays for nothing twice, and
+Answers are stored as in a run (`scorekit/paid`), so a killed command pays for nothing twice, and
 equal inputs give equal bytes. A failed verdict is None.
 """
 
@@ -17,22 +17,27 @@ from typing import Any, TypeVar
 
 from scorekit.config import Config
 from scorekit.net.tasks import gather_or_cancel
-from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
-from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
-from trainer.search.answer.generator import Generator, estimated_words
-from trainer.search.answer.paid_chat import CachedChat
-from trainer.search.answer.spending import (
+from scorekit.paid.account import (
     STORED_ARE_FREE,
-    SpendTracker,
+    Account,
+    ApiUsage,
     format_totals,
     max_usage,
     planned_charges,
 )
+from scorekit.paid.store import open_store
+from trainer.search.answer.config import SEARCH, AnsweringConfig, ChatModelConfig, PriceConfig
+from trainer.search.answer.models import (
+    AnswerJudge,
+    CachedChat,
+    Generator,
+    estimated_words,
+    max_verdict_usage,
+)
 from trainer.search.config import RetrieverConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.samples import run_config
-from trainer.search.records import ApiUsage, Question
+from trainer.search.records import Question
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -92,34 +97,34 @@ class AnswerSampler:
 
 def ask_all(
     cfg: AnsweringConfig,
-    answers_path: Path,
+    answers: str,
     name: str,
     jobs: Sequence[Callable[[AnswerSampler], Awaitable[T]]],
     other_models: Others = MappingProxyType({}),
 ) -> list[T]:
     """Run all jobs concurrently and return their results in order.
 
-    answers_path: file of answers. name: key of the usage in it: a command and its folder. Raises
-    UserError if a service is unavailable, BudgetExceeded; paid answers stay stored.
+    answers: file or Redis of answers. name: key of the usage in it: a command and its folder.
+    Raises UserError if a service is unavailable, BudgetExceeded; paid answers stay stored.
     """
-    return asyncio.run(_ask_all(cfg, answers_path, name, jobs, other_models)) if jobs else []
+    return asyncio.run(_ask_all(cfg, answers, name, jobs, other_models)) if jobs else []
 
 
 async def _ask_all(
     cfg: AnsweringConfig,
-    path: Path,
+    answers: str,
     name: str,
     jobs: Sequence[Callable[[AnswerSampler], Awaitable[T]]],
     other_models: Others,
 ) -> list[T]:
-    paid_answers = PaidAnswerCache(path, name)
-    money = SpendTracker(
-        cfg.money, paid_answers.spent(), {key: price for key, (_, price) in other_models.items()}
-    )
-    generator = Generator(cfg.generator, paid_answers, money)
-    judging = AnswerJudge(cfg.judge, paid_answers, money)
+    store = open_store(answers, SEARCH, name)
+    prices = {key: price for key, (_, price) in other_models.items()}
+    prices |= {"generator": cfg.money.generator, "judge": cfg.money.judge}
+    account = Account(cfg.money.cap, prices, store.spent, store.unfinished)
+    generator = Generator(cfg.generator, store, account)
+    judging = AnswerJudge(cfg.judge, store, account)
     chats = {
-        key: CachedChat(key, model, paid_answers, money) for key, (model, _) in other_models.items()
+        key: CachedChat(key, model, store, account) for key, (model, _) in other_models.items()
     }
     asking = AnswerSampler(generator, judging, chats)
     models: list[Generator | AnswerJudge | CachedChat] = [generator, judging, *chats.values()]
@@ -131,7 +136,7 @@ async def _ask_all(
             result = await job(asking)
         done += 1
         if done % max(1, len(jobs) // 10) == 0:
-            log.info("asked about %d of %d; %s", done, len(jobs), format_totals(money.totals))
+            log.info("asked about %d of %d; %s", done, len(jobs), format_totals(account.totals))
         return result
 
     try:
@@ -141,7 +146,7 @@ async def _ask_all(
     finally:
         for model in models:
             await model.close()
-        paid_answers.close()
+        await store.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +184,9 @@ def object_schema(**properties: Any) -> dict[str, Any]:
     }
 
 
-def kept_answers(cfg: CurationConfig, out: Path) -> Path:
-    """Return the file of answers of a command that writes to `out`."""
-    return out.absolute().parent / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
+def kept_answers(cfg: CurationConfig, out: Path) -> str:
+    """Return the file or Redis of answers of a command that writes to `out`."""
+    return str(out.absolute().parent / "answers.sqlite") if cfg.answers is None else cfg.answers
 
 
 def servers(runs: Sequence[Path], cfg: CurationConfig) -> tuple[AnsweringConfig, RetrieverConfig]:

@@ -58,7 +58,7 @@ def confirm_all(
             )
             for question in questions
         ]
-        results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.name}", jobs)
+        results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.absolute()}", jobs)
     extra = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
     by_id = {question.id: result for question, result in zip(questions, results, strict=True)}
     return proposals, by_id, extra
@@ -107,5 +107,5 @@ def kinds_of(
         )
         for name, suspect in named_suspects
     ]
-    kinds = ask_all(answering, kept_answers(cfg, out), f"hallucinations {out.name}", jobs)
+    kinds = ask_all(answering, kept_answers(cfg, out), f"hallucinations {out.absolute()}", jobs)
     return {suspect.ref: kind for (_, suspect), kind in zip(named_suspects, kinds, strict=True)}

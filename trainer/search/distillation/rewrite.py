@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -17,14 +16,15 @@ from PIL import Image
 from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.net.tasks import gather_or_cancel
-from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.generator import estimated_words
-from trainer.search.answer.spending import (
+from scorekit.paid.account import (
     STORED_ARE_FREE,
     format_totals,
     max_usage,
     planned_charges,
 )
+from scorekit.paid.store import open_store
+from trainer.search.answer.config import SEARCH
+from trainer.search.answer.models import estimated_words
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import RewriteConfig
@@ -117,12 +117,12 @@ class _RowOutcome:
 
 
 def make_rewritten(
-    distilled: Distilled, cfg: CurationConfig, answers: Path, out: Path, spool: RowSpool
+    distilled: Distilled, cfg: CurationConfig, answers: str, out: Path, spool: RowSpool
 ) -> CurationResult:
     """Put the rows with rewritten thoughts into the spool and return a decision for each.
 
-    answers: file of paid answers. Raises UserError if the rewriter is unavailable, the model to
-    train has changed, or an image is missing; BudgetExceeded. Paid answers stay stored.
+    answers: file or Redis of paid answers. Raises UserError if the rewriter is unavailable, the
+    model to train has changed, or an image is missing; BudgetExceeded. Paid answers stay stored.
     """
     curated = CurationResult(
         "rewrite", cfg.rewrite, (), {"rows.jsonl": digest_of(distilled.rows_file)}
@@ -159,13 +159,14 @@ def make_rewritten(
 async def _rewrite_all(
     distilled: Distilled,
     cfg: RewriteConfig,
-    answers: Path,
+    answers: str,
     out: Path,
     done: Callable[[Mapping[str, Any], _RowOutcome], None],
 ) -> None:
     """Rewrite all rows in order, as many concurrently as calls are allowed."""
-    with closing(PaidAnswerCache(answers, f"rewrite {out.absolute()}")) as paid_answers:
-        rewriter = Rewriter(cfg, paid_answers)
+    store = open_store(answers, SEARCH, f"rewrite {out.absolute()}")
+    try:
+        rewriter = Rewriter(cfg, store)
         try:
             await rewriter.chat.check()
             for rows in in_groups(distilled.rows(), cfg.rewriter.max_requests):
@@ -175,6 +176,8 @@ async def _rewrite_all(
                 log.info("rewritten up to %s; %s", rows[-1]["id"], rewriter.spent())
         finally:
             await rewriter.chat.close()
+    finally:
+        await store.close()
 
 
 async def _rewritten(

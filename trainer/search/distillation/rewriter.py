@@ -9,12 +9,10 @@ from typing import Any, Final
 
 from scorekit.llm import LLMError
 from scorekit.llm.wire import Choice, parse_json
+from scorekit.paid.account import Account, format_totals
+from scorekit.paid.answers import Store
 from scorekit.text.chat_marks import split_special_tokens
-from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.config import MoneyConfig
-from trainer.search.answer.generator import estimated_words
-from trainer.search.answer.paid_chat import CachedChat, PaidText
-from trainer.search.answer.spending import SpendTracker, format_totals
+from trainer.search.answer.models import CachedChat, PaidText, estimated_words
 from trainer.search.curation.config_sections import RewriteConfig
 from trainer.search.curation.reanswer import object_schema
 
@@ -39,15 +37,14 @@ class Rewriter:
     Raises UserError for a config without a model.
     """
 
-    def __init__(self, cfg: RewriteConfig, paid_answers: PaidAnswerCache) -> None:
+    def __init__(self, cfg: RewriteConfig, store: Store) -> None:
         self._cfg = cfg
-        money = MoneyConfig(generator=cfg.price, cap=cfg.cap)
-        self._money = SpendTracker(money, paid_answers.spent(), {NAME: cfg.price})
-        self.chat = CachedChat(NAME, cfg.rewriter, paid_answers, self._money)
+        self._account = Account(cfg.cap, {NAME: cfg.price}, store.spent, store.unfinished)
+        self.chat = CachedChat(NAME, cfg.rewriter, store, self._account)
 
     def spent(self) -> str:
         """Return the usage of the command, including its earlier starts, as text."""
-        return format_totals({NAME: self._money.totals[NAME]})
+        return format_totals({NAME: self._account.totals[NAME]})
 
     async def rewritten(
         self, question: str, thoughts: Sequence[OriginalThought]

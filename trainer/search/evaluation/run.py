@@ -19,6 +19,7 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
+from scorekit.paid.account import BudgetExceeded
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import prepare_torch
 from trainer.runs.config import set_key
@@ -33,7 +34,6 @@ from trainer.runs.evaluation.files import (
     has_evaluation,
 )
 from trainer.search.answer.config import GeneratorConfig
-from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
 from trainer.search.episode_runner import EpisodeRunner

@@ -8,11 +8,11 @@ from dataclasses import replace
 from operator import attrgetter, itemgetter
 from typing import Any, get_args
 
+from scorekit.paid.account import sum_charges
 from scorekit.paired import indices_by_group
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
-from trainer.search.answer.spending import sum_charges
 from trainer.search.evaluation.episode_values import VALUES, own_turns
 from trainer.search.images.views import CropErrorReason
 from trainer.search.records import Question, Trajectory

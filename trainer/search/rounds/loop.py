@@ -41,7 +41,7 @@ def _run_round(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, lock: i
     training, folder = plan.training(round_cfg, state), plan.folder(round_cfg)
     curation = plan.curation(round_cfg, state)
     answers_path = training.answering.answers or folder / "train" / ANSWERS
-    paid = [Path(answers_path), Path(curation.answers or plan.out / ANSWERS)]
+    paid = [str(answers_path), str(curation.answers or plan.out / ANSWERS)]
     steps = Steps(folder, round_cfg.limits, list(dict.fromkeys(paid)), lock, plan.cfg.launch)
     state.runs.append(steps.train(training))
     state.policy = str(steps.export("policy", state.runs[-1]))

@@ -28,11 +28,12 @@ from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.net.addresses import without_userinfo
+from scorekit.paid.store import spent_in
 from scorekit.processes import end_with_parent, same_modules
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stops import StopRules
-from trainer.search.answer.answer_cache import spent_in
+from trainer.search.answer.config import SEARCH
 from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundLimits
 from trainer.search.rounds.plan import changed, settings_of, with_new_keys
@@ -95,7 +96,7 @@ class Steps:
         self,
         folder: Path,
         limits: RoundLimits,
-        paid: Sequence[Path],
+        paid: Sequence[str],
         lock: int,
         launch: Sequence[str] = (),
     ) -> None:
@@ -239,7 +240,7 @@ class Steps:
 
     def _paid(self) -> tuple[int, int]:
         """Return (calls, tokens) of all files of answers."""
-        charges = [spent_in(path) for path in self.paid]
+        charges = [spent_in(location, SEARCH) for location in self.paid]
         tokens = sum(charge.prompt_tokens + charge.completion_tokens for charge in charges)
         return sum(charge.calls for charge in charges), tokens
 

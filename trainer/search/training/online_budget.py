@@ -21,12 +21,12 @@ from statistics import fmean
 from pydantic import BaseModel
 
 from scorekit.errors import UserError
+from scorekit.paid.account import sum_charges
 from trainer.rl.distributed import DistributedContext
 from trainer.runs.run_log import write_json
 from trainer.runs.stats import Stats
 from trainer.search.answer.estimate import worst_case
 from trainer.search.answer.pipeline import AnswerPipeline
-from trainer.search.answer.spending import sum_charges
 from trainer.search.config import SearchConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.training.allocation import LEAST, Results, affordable, allocate

@@ -29,7 +29,7 @@ from trainer.runs.loop import TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
-from trainer.search.answer.run_share import merge_step_stats
+from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
 from trainer.search.episode_runner import EpisodeRunner

@@ -14,23 +14,23 @@ from typing import Any
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
 from scorekit.numeric.thresholds import above, below
-from trainer.search.answer.answer_judge import max_verdict_usage
-from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
-from trainer.search.answer.generator import estimated_words
-from trainer.search.answer.spending import (
+from scorekit.paid.account import (
     STORED_ARE_FREE,
+    ApiUsage,
     format_totals,
     max_usage,
     planned_charges,
     sum_charges,
 )
+from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
+from trainer.search.answer.models import estimated_words, max_verdict_usage
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import VerifyConfig
 from trainer.search.curation.reanswer import AnswerSampler
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.distillation.choose import succeeds_rarely
 from trainer.search.images.image_data import image_hash
-from trainer.search.records import SUCCESS, ApiUsage, Question
+from trainer.search.records import SUCCESS, Question
 from trainer.search.verification.classes import (
     Agreement,
     Compared,

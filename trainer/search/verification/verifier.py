@@ -11,8 +11,7 @@ from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, parse_json
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.generator import estimated_words, image_messages
-from trainer.search.answer.paid_chat import CachedChat
+from trainer.search.answer.models import CachedChat, estimated_words, image_messages
 from trainer.search.curation.config_sections import VerifierConfig
 from trainer.search.curation.reanswer import object_schema
 from trainer.search.verification.quotes import QuoteCheck

@@ -13,15 +13,20 @@ import pytest
 from typer.testing import CliRunner
 
 from scorekit.errors import UserError
+from scorekit.locks import hold_locks
+from scorekit.paid.repair import repair_database
+from scorekit.paid.store import open_store
 from synth.__main__ import app
-from synth.config_sections import REDIS_PASSWORD, RunConfig
-from synth.storage.answer_cache import SqliteAnswers, open_answers, repair_database
-from synth.storage.locks import hold_locks
+from synth.config_sections import ANSWERS, REDIS_PASSWORD, RunConfig
 from synth.storage.store import digest_of
 from testing.redis_process import running_redis
 from tests.kits import forked
 
-KEYS = [digest_of(i) for i in range(3000)]
+KEYS = [bytes.fromhex(digest_of(i)) for i in range(3000)]
+
+
+def open_answers(location):
+    return open_store(location, ANSWERS)
 
 
 def answer(i):
@@ -30,7 +35,7 @@ def answer(i):
 
 def fill(path, numbers=range(3000), at_once=50):
     async def work():
-        answers = SqliteAnswers(path)
+        answers = open_answers(path)
         for start in range(0, len(numbers), at_once):
             await answers.put({KEYS[i]: answer(i) for i in numbers[start : start + at_once]})
         await answers.close()
@@ -54,9 +59,9 @@ def read(path, keys=KEYS):
 
 KILLED = (
     "import asyncio, os, pathlib, signal, sys\n"
-    "from tests.integration.synth.storage.test_answers import KEYS, SqliteAnswers, answer\n"
+    "from tests.integration.synth.storage.test_answers import KEYS, answer, open_answers\n"
     "async def work():\n"
-    "    answers = SqliteAnswers(pathlib.Path(sys.argv[1]))\n"
+    "    answers = open_answers(pathlib.Path(sys.argv[1]))\n"
     "    for i in range(50): await answers.put({KEYS[i]: answer(i)})\n"
     "    os.kill(os.getpid(), signal.SIGKILL)\n"
     "asyncio.run(work())"
@@ -71,7 +76,7 @@ def test_an_answer_outlives_a_process_that_is_killed(tmp_path):
 
 def test_null_is_an_answer_too_and_a_new_one_takes_the_place_of_the_old(tmp_path):
     async def work():
-        answers = SqliteAnswers(tmp_path / "answers.sqlite")
+        answers = open_answers(tmp_path / "answers.sqlite")
         await answers.put({KEYS[0]: None, KEYS[1]: "a"})
         await answers.put({KEYS[1]: "b"})
         return await answers.get(KEYS[:3])
@@ -125,7 +130,7 @@ def test_a_flip_of_any_bit_costs_the_answers_of_one_page_at_most(tmp_path):
     long = {"text": "긴 번역 " * 2000, "finish_reason": "stop"}  # in overflow pages
 
     async def work():
-        answers = SqliteAnswers(path)
+        answers = open_answers(path)
         await answers.put({KEYS[i]: long if i % 40 == 0 else answer(i) for i in range(400)})
         await answers.close()
 
@@ -158,7 +163,7 @@ def test_what_a_killed_process_left_in_the_log_is_kept_though_the_log_is_damaged
 def test_a_file_in_use_is_not_mended_and_one_that_is_mended_not_used(tmp_path):
     path = tmp_path / "answers.sqlite"
     fill(path, range(3))
-    answers = SqliteAnswers(path)
+    answers = open_answers(path)
     with pytest.raises(UserError, match="is working there"):
         repair_database(path)
     asyncio.run(answers.close())
@@ -174,7 +179,7 @@ def test_a_file_that_is_deleted_under_a_run_is_noticed(tmp_path):
     path = tmp_path / "answers.sqlite"
 
     async def work():
-        answers = SqliteAnswers(path)
+        answers = open_answers(path)
         await answers.put({KEYS[0]: 1})
         path.unlink()
         await answers.put({KEYS[1]: 1})
@@ -187,9 +192,9 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_kept(tmp_path):
     path = tmp_path / "answers.sqlite"
     code = (
         "import asyncio, pathlib, resource, sys\n"
-        "from tests.integration.synth.storage.test_answers import KEYS, SqliteAnswers, answer\n"
+        "from tests.integration.synth.storage.test_answers import KEYS, answer, open_answers\n"
         "async def work():\n"
-        "    answers = SqliteAnswers(pathlib.Path(sys.argv[1]))\n"
+        "    answers = open_answers(pathlib.Path(sys.argv[1]))\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))\n"
         "    for i in range(3000):\n"
         "        await answers.put({KEYS[i]: answer(i)})\n"
@@ -197,7 +202,7 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_kept(tmp_path):
         "asyncio.run(work())"
     )
     result = forked.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert "UserError: run.answers" in result.stderr and "free disk space" in result.stderr
+    assert "UserError: run.answers" in result.stderr and "Free disk space" in result.stderr
     num_kept = len(result.stdout.split())
     answers, damaged = read(path)
     assert num_kept > 10 and not damaged
@@ -255,8 +260,8 @@ def test_machines_share_a_redis(monkeypatch):
     async def work(url):
         first, second = open_answers(url), open_answers(url)
         await first.put({KEYS[0]: answer(0), KEYS[1]: answer(1)})
-        raw = await second._db.get(b"synth:" + bytes.fromhex(KEYS[1]))
-        await second._db.set(b"synth:" + bytes.fromhex(KEYS[1]), raw[:-1] + b"?")
+        raw = await second._db.get(b"synth:" + KEYS[1])
+        await second._db.set(b"synth:" + KEYS[1], raw[:-1] + b"?")
         cached = await second.get(KEYS[:3])
         for store in (first, second):
             await store.close()

@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from scorekit.errors import SampleError, UserError
+from scorekit.paid.sqlite import SqliteStore
 from synth.__main__ import app
 from synth.context import StageIncomplete
 from synth.execution import clients as module
 from synth.repair import repair
 from synth.run import RunOptions, run_stages
-from synth.storage.answer_cache import SqliteAnswers
 from synth.storage.store import ShardWriter, StageFolder, read_records
 from tests.kits.synth.driver import (
     NAMES,
@@ -167,7 +167,7 @@ def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(
     async def full(self, answers):
         raise UserError("database or disk is full")
 
-    monkeypatch.setattr(SqliteAnswers, "put", full)
+    monkeypatch.setattr(SqliteStore, "put", full)
     teacher.forget()
 
     def the_oldest_record_waits_for_all_others(body):

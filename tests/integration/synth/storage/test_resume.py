@@ -15,6 +15,7 @@ import synth.execution.clients
 import synth.storage.store
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import temporary_of
+from scorekit.locks import hold_locks, try_lock
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
 from synth.context import StageContext, StageIncomplete
@@ -24,7 +25,6 @@ from synth.pairs import write_dataset
 from synth.run import RunOptions, run_stages
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER
-from synth.storage.locks import hold_locks, try_lock
 from synth.storage.store import StageFolder
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI

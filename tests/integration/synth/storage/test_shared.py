@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from scorekit.client.transport import attempts
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.files import write_atomic
+from scorekit.locks import hold_locks, holder
 from scorekit.net.retry import Deadline
 from synth.__main__ import app
 from synth.context import StageContext
 from synth.log import log_to
 from synth.run import run_stage
 from synth.stages.table import BY_NAME
-from synth.storage.locks import hold_locks, holder
 from synth.storage.store import ShardWriter, StageFolder, read_records
 from testing.corpus import write_corpus
 from tests.kits import forked
@@ -28,7 +28,7 @@ from tests.kits.synth.driver import TEXTS, config, write_sources
 
 HOLDS = (
     "import os, pathlib, signal, sys\n"
-    "from synth.storage.locks import try_lock\n"
+    "from scorekit.locks import try_lock\n"
     "lock = try_lock(pathlib.Path(sys.argv[1]))\n"
     "print('held', flush=True)\n"
     "os.kill(os.getpid(), signal.SIGSTOP)"

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scorekit.config import load_config
+from scorekit.paid.store import open_store
 from scorekit.report.findings import Findings
 from scorekit.retrieval.wire import IndexInfo
 from testing.servers import free_port, running_app
@@ -19,7 +20,7 @@ from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.search_answers import serving
 from tests.kits.trainer.searching.policies import TINY_SIGHT, save_tiny
 from trainer.__main__ import app
-from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.config import SEARCH
 from trainer.search.check import check_run
 from trainer.search.config import SearchConfig
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -225,9 +226,9 @@ def record_first_judge(judge: str, folder: Path, run: str) -> None:
     """Record a judge in a run's file of paid answers."""
 
     async def begin() -> None:
-        cache = PaidAnswerCache(folder / "answers.sqlite", run)
-        await cache.first_judge(judge)
-        cache.close()
+        store = open_store(folder / "answers.sqlite", SEARCH, run)
+        await store.first_judge(judge)
+        await store.close()
 
     asyncio.run(begin())
 

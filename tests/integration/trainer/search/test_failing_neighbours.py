@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from scorekit.errors import UserError
+from scorekit.paid.account import BudgetExceeded
 from testing.flaky_server import FAULTS, Fault, FlakyServer
 from testing.judge import judge_app
 from testing.openai_server import FakeOpenAI
@@ -22,7 +23,6 @@ from testing.servers import running_app, wait_ready, wait_until
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig, PriceConfig
 from trainer.search.answer.pipeline import AnswerPipeline
-from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.records import Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stats import group_rewards

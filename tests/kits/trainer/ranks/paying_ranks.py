@@ -1,7 +1,8 @@
 """One of several processes that request the rewards of their episodes: `PLAN.json`.
 
-The plan has the search config, the run's name, and for each step the questions of each process. The
-main process prints the merged stats of the last step; a mistake of the user ends each process.
+The plan has the search config, the run's name, and for each step the questions of each process;
+`machines`: whether each process pretends to be on a machine of its own. The main process prints the
+merged stats of the last step; a mistake of the user ends each process.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, episode
-from trainer.search.answer.run_share import merge_step_stats
+from trainer.search import services as services_module
+from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.services import open_services
 
@@ -26,6 +28,8 @@ def pay(plan: dict[str, Any]) -> None:
     cfg = SearchConfig.model_validate(plan["config"])
     world = DistributedContext(torch.device("cpu"), patience_s=60)
     load_image = PICTURES.__getitem__
+    if plan["machines"]:
+        vars(services_module)["boot_id"] = lambda: f"machine {world.rank}"
     with (
         world.monitored(),
         open_services(cfg, run=plan["run"], load_image=load_image, world=world) as services,

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from scorekit.errors import UserError
+from scorekit.paid.account import BudgetExceeded, sum_charges
 from testing.judge import running_judge
 from testing.servers import free_port
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
 from trainer.search.answer.config import WITHOUT_IMAGES
-from trainer.search.answer.spending import BudgetExceeded, sum_charges
 
 
 @pytest.fixture(scope="module")

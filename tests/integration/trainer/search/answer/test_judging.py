@@ -14,11 +14,12 @@ from fastapi import FastAPI, Request, Response
 from PIL import Image
 
 from scorekit.errors import UserError
+from scorekit.paid.store import judge_of
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI
 from testing.servers import running_app
 from tests.kits.trainer.search_answers import answering, episode, image_hash, serving
-from trainer.search.answer.answer_cache import judge_of
+from trainer.search.answer.config import SEARCH
 
 
 def png(image: str) -> bytes:
@@ -220,12 +221,15 @@ def test_a_run_goes_on_with_the_judge_that_it_began_with(served, judge_llm, tmp_
     assert done.judged.model.startswith("rules@")
     finish(served[2], tmp_path, episode("d_1"))
     file = tmp_path / "answers.sqlite"
-    assert str(judge_of(file, "run")).startswith("teacher@")
-    assert judge_of(file, "another") == done.judged.model
-    assert judge_of(file, "a third") is None and judge_of(tmp_path / "none", "run") is None
+    assert str(judge_of(file, SEARCH, "run")).startswith("teacher@")
+    assert judge_of(file, SEARCH, "another") == done.judged.model
+    assert (
+        judge_of(file, SEARCH, "a third") is None
+        and judge_of(tmp_path / "none", SEARCH, "run") is None
+    )
     file.write_bytes(b"no database" * 100)
     with pytest.raises(UserError, match=r"answers .*answers\.sqlite"):
-        judge_of(file, "run")
+        judge_of(file, SEARCH, "run")
 
 
 def test_a_question_arrives_as_it_is_but_for_special_tokens(served, judge_llm, tmp_path):

@@ -8,11 +8,12 @@ import asyncio
 import pytest
 
 from scorekit.llm import Choice, LLMClient
+from scorekit.paid.account import Account
+from scorekit.paid.sqlite import SqliteStore
+from scorekit.paid.store import open_store
 from testing.servers import PATIENCE_S
-from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.config import GeneratorConfig, MoneyConfig
-from trainer.search.answer.generator import Generator
-from trainer.search.answer.spending import SpendTracker
+from trainer.search.answer.config import SEARCH, GeneratorConfig
+from trainer.search.answer.models import Generator
 
 COUNT = 24
 PICTURE = {"ab": b"png"}
@@ -28,11 +29,11 @@ PICTURE = {"ab": b"png"}
 )
 def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, max_in_flight):
     go, looked_up, in_flight, peak = asyncio.Event(), [], 0, 0
-    get = PaidAnswerCache.get
+    get = SqliteStore.get
 
-    async def counted(self, key):
-        cached_answer = await get(self, key)
-        looked_up.append(key)
+    async def counted(self, keys):
+        cached_answer = await get(self, keys)
+        looked_up.extend(keys)
         return cached_answer
 
     async def chat(self, messages, sampling, **options):
@@ -44,16 +45,16 @@ def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, max_in_fli
         in_flight -= 1
         return [Choice(0, "12", "stop", 1, 1500)]
 
-    monkeypatch.setattr(PaidAnswerCache, "get", counted)
+    monkeypatch.setattr(SqliteStore, "get", counted)
     monkeypatch.setattr(LLMClient, "chat", chat)
 
     async def work():
-        cache = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
+        store = open_store(tmp_path / "answers.sqlite", SEARCH, "run")
         cfg = GeneratorConfig(model="m", **limits)
-        generator = Generator(cfg, cache, SpendTracker(MoneyConfig(), {}))
+        generator = Generator(cfg, store, Account(None, {"generator": None}))
         tasks = [asyncio.create_task(generator.answer(f"{n}", PICTURE)) for n in range(COUNT)]
         async with asyncio.timeout(PATIENCE_S):
-            while len(looked_up) < COUNT:
+            while len(looked_up) < COUNT or in_flight < max_in_flight:
                 await asyncio.sleep(0.001)
             for _ in range(100):  # until all allowed requests have been sent
                 await asyncio.sleep(0)
@@ -62,6 +63,6 @@ def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, max_in_fli
             done = await asyncio.gather(*tasks)
         assert all(answer.text == "12" for answer in done) and peak == max_in_flight
         await generator.close()
-        cache.close()
+        await store.close()
 
     asyncio.run(work())

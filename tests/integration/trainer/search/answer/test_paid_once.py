@@ -14,11 +14,12 @@ from collections import Counter
 import pytest
 
 from scorekit.errors import UserError
+from scorekit.paid.account import ApiUsage, BudgetExceeded
+from scorekit.paid.answers import paid_key
+from scorekit.paid.store import open_store
 from tests.kits import forked
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, serving
-from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
-from trainer.search.answer.spending import BudgetExceeded
-from trainer.search.records import ApiUsage
+from trainer.search.answer.config import SEARCH
 
 COUNT = 40
 
@@ -96,13 +97,13 @@ def test_another_run_takes_answers_from_a_file_that_it_shares(served, fake, tmp_
 
 
 def test_a_run_has_one_process_and_says_so(served, fake, tmp_path):
-    cache = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
+    store = open_store(tmp_path / "answers.sqlite", SEARCH, "run")
     try:
         with pytest.raises(UserError, match="another process of the run 'run' has it"):
             finish(served, tmp_path, episode("d_1"))
         finish(served, tmp_path, episode("d_1"), run="other")
     finally:
-        cache.close()
+        asyncio.run(store.close())
     finish(served, tmp_path, episode("d_1"))
 
 
@@ -177,16 +178,17 @@ def test_keys_tell_all_apart_that_an_answer_depends_on():
 def test_charges_are_summed_by_run(tmp_path):
     async def work():
         for run, calls in (("a", 2), ("b", 1)):
-            cache = PaidAnswerCache(tmp_path / "x.sqlite", run)
             for number in range(calls):
+                store = open_store(tmp_path / "x.sqlite", SEARCH, run)
                 charge = ApiUsage(calls=1, prompt_tokens=10, completion_tokens=1)
-                await cache.put(paid_key(run, number), {"text": "x"}, "generator", charge)
-            spent = cache.spent()
+                spent = await store.finish(
+                    paid_key(run, number), "generator", charge, {"text": "x"}
+                )
+                await store.close()
             assert spent == {
                 "generator": ApiUsage(
                     calls=calls, prompt_tokens=10 * calls, completion_tokens=calls
                 )
             }
-            cache.close()
 
     asyncio.run(work())

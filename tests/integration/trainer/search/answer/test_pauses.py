@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from scorekit.paid.account import Account
+from scorekit.paid.store import open_store
 from testing.openai_server import FakeOpenAI
 from testing.servers import PATIENCE_S
 from tests.kits.llm import until
-from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.config import GeneratorConfig, MoneyConfig
-from trainer.search.answer.generator import Generator
-from trainer.search.answer.spending import SpendTracker
+from trainer.search.answer.config import SEARCH, GeneratorConfig
+from trainer.search.answer.models import Generator
 
 
 def run(tmp_path, work, **settings):
@@ -20,14 +20,15 @@ def run(tmp_path, work, **settings):
     fake = FakeOpenAI("m", respond=lambda body, seed: "12")
 
     async def start(url):
-        cache = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
+        store = open_store(tmp_path / "answers.sqlite", SEARCH, "run")
         cfg = GeneratorConfig(base_url=url, model="m", **settings)
-        generator = Generator(cfg, cache, SpendTracker(MoneyConfig(), {}))
+        generator = Generator(cfg, store, Account(None, {"generator": None}))
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await work(fake, generator)
         finally:
             await generator.close()
+            await store.close()
 
     with fake.running() as url:
         return asyncio.run(start(url))

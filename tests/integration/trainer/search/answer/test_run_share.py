@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from scorekit.paid.store import spent_in
 from testing.openai_server import FakeOpenAI
+from testing.redis_process import running_redis
 from testing.servers import wait_until
 from tests.kits import forked
 from tests.kits.trainer.searching import learning
-from trainer.search.answer.answer_cache import rank_files, spent_in
+from trainer.search.answer.config import SEARCH
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 MODULE = "tests.kits.trainer.ranks.paying_ranks"
@@ -35,11 +37,14 @@ class Town:
     def answers(self) -> Path:
         return self.folder / "answers.sqlite"
 
-    def start(self, steps: Steps, ranks: int, **answering: Any) -> forked.Command:
+    def start(
+        self, steps: Steps, ranks: int, machines: bool = False, **answering: Any
+    ) -> forked.Command:
         """Start the processes; `answering` extends sections of the config."""
         sections = {**self.services["answering"]}
         for name, values in answering.items():
-            sections[name] = sections.get(name, {}) | values
+            is_section = isinstance(values, dict)
+            sections[name] = sections.get(name, {}) | values if is_section else values
         config = {
             "task": "search",
             "retriever": self.services["retriever"],
@@ -48,7 +53,8 @@ class Town:
             "misc": {"run_dir": str(self.folder)},
         }
         plan = self.folder / f"plan-{ranks}.json"
-        plan.write_text(json.dumps({"config": config, "run": "run", "steps": steps}))
+        content = {"config": config, "run": "run", "steps": steps, "machines": machines}
+        plan.write_text(json.dumps(content))
         return forked.Command(MODULE, str(plan), environment=ENVIRONMENT, ranks=ranks)
 
     def run(self, steps: Steps, ranks: int, **answering: Any) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def test_what_all_processes_ask_at_once_is_paid_once(town: Town) -> None:
     assert stats["cost/generator_calls"] == 12
     assert (stats["answers/ok"], stats["answers/cached"]) == (12, 24)
     assert stats["answers/judged_ok"] == 36
-    assert spent_in(town.answers).calls == 12 and not rank_files(town.answers)
+    assert spent_in(town.answers, SEARCH).calls == 12
     assert not list(town.folder.glob("answers-*"))
 
 
@@ -166,7 +172,7 @@ def test_a_run_that_is_killed_goes_on_with_other_processes(
     had = set(questions[:10])
     town.fake.hang = lambda body: body["messages"][1]["content"][0]["text"] not in had
     command = town.start([[questions[rank::before] for rank in range(before)]], before)
-    wait_until(lambda: spent_in(town.answers).calls == 10)
+    wait_until(lambda: spent_in(town.answers, SEARCH).calls == 10)
     command.kill()
     command.communicate()
     wait_until(lambda: town.fake.in_flight == 0)
@@ -175,8 +181,8 @@ def test_a_run_that_is_killed_goes_on_with_other_processes(
     counts = town.request_counts()
     assert all(counts[question] == 1 for question in had)
     assert all(counts[question] <= 2 for question in questions)
-    assert stats["cost/generator_calls"] == spent_in(town.answers).calls == 20
-    assert stats["answers/cached"] == 10 and not rank_files(town.answers)
+    assert stats["cost/generator_calls"] == spent_in(town.answers, SEARCH).calls == 20
+    assert stats["answers/cached"] == 10
 
 
 def test_all_processes_keep_to_the_judge_that_the_run_began_with(town: Town) -> None:
@@ -189,3 +195,28 @@ def test_all_processes_keep_to_the_judge_that_the_run_began_with(town: Town) -> 
     assert command.returncode == 1
     assert errors.count("error: ") == 1 and "was another@1 and is now" in errors
     assert len(town.fake.requests) == 2
+
+
+def test_processes_of_several_machines_share_a_redis_below_one_cap(town: Town) -> None:
+    price = {"generator": {"prompt": 0.0, "completion": 1_000_000.0}, "cap": 20.0}
+    limits = {"money": price, "generator": {"max_output_tokens": 4}}
+    questions = names(*range(5))
+    with running_redis() as redis:
+        sections = limits | {"answers": redis.url}
+        stats = town.run([[questions] * 3], 3, machines=True, **sections)["stats"]
+        assert town.request_counts() == dict.fromkeys(questions, 1)
+        assert (stats["cost/generator_calls"], stats["answers/cached"]) == (5, 10)
+        more = [names(*range(first, first + 10)) for first in (10, 20)]
+        printed = town.run([more], 2, machines=True, **sections)
+        assert any("18.0000 of 20.0 is spent" in error for error in printed["errors"])
+        assert len(town.fake.requests) == 9
+        assert spent_in(redis.url, SEARCH).calls >= 9
+    assert not town.answers.exists()
+
+
+def test_machines_that_would_share_a_file_are_refused(town: Town) -> None:
+    command = town.start([[names(0), names(1)]], 2, machines=True)
+    _, errors = command.communicate()
+    assert command.returncode == 1
+    assert errors.count("error: ") == 1 and "run on 2 machines, which cannot share" in errors
+    assert not town.fake.requests

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from scorekit.errors import UserError
+from scorekit.paid.store import open_store
 from tests.kits import forked
 from tests.kits.service_process import wait_until
-from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.config import SEARCH
 from trainer.search.config import SearchConfig
 from trainer.search.records import ApiUsage
 from trainer.search.rounds.config import RoundLimits
@@ -158,10 +159,10 @@ def test_calls_and_tokens_of_a_step_are_counted_and_end_a_round(
     write_step_code(tmp_path, "")
     folder = tmp_path / "01-a"
     folder.mkdir()
-    cache = PaidAnswerCache(folder / "paid.sqlite", "earlier")
+    store = open_store(folder / "paid.sqlite", SEARCH, "earlier")
     charge = ApiUsage(calls=2, prompt_tokens=10, completion_tokens=5)
-    asyncio.run(cache.charge("generator", charge))
-    cache.close()
+    asyncio.run(store.finish(b"0" * 16, "generator", charge))
+    asyncio.run(store.close())
     write_step_code(tmp_path, PAYS + "pay(3)")
     limits = RoundLimits(tokens=24)
     with lock_loop(tmp_path) as lock:

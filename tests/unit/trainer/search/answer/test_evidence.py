@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import episode, image_hash
 from trainer.search.answer.config import GeneratorConfig
-from trainer.search.answer.evidence import evidence, evidence_images
+from trainer.search.answer.pipeline import evidence, evidence_images
 
 
 def evidence_names(*names: str, max_images: int = 8, crop_slots: int = 3) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trainer.search.answer.generator import image_messages
+from trainer.search.answer.models import image_messages
 from trainer.search.distillation.rewriter import OriginalThought, thoughts_prompt
 
 

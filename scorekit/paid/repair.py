@@ -1,23 +1,37 @@
-"""Repair a damaged SQLite file of answers by copying its readable rows into a new file."""
+"""Repair a damaged SQLite file of paid answers by copying its readable rows into a new file.
+
+A file of the version before is repaired, too, whose answers have no numbers.
+"""
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
-from synth.storage.answer_cache.base import unpack
-from synth.storage.answer_cache.sqlite_file import PAGE, lock_of, opened, sibling_files
-from synth.storage.locks import hold_locks
+from scorekit.errors import UserError
+from scorekit.locks import hold_locks, is_locked
+from scorekit.paid.answers import NO_ANSWER, unpack
+from scorekit.paid.sqlite import PAGE, lock_of, opened, sibling_files
 
 #: First byte of a page with rows of a table.
 _TABLE_LEAF = b"\x0d"
 #: Sizes of the headers of a log and of a page in it.
 _LOG_HEADER, _FRAME_HEADER = 32, 24
+#: A table of which every row of a file can be read: values that a row lacks are null.
+_ANY_ROW = "CREATE TABLE any_row (a, b, c, d, e, f)"
+#: A readable row: the statement that stores it, and its values.
+_Row: TypeAlias = tuple[str, tuple[Any, ...]]
+_INSERTS = {
+    "answer": "INSERT OR IGNORE INTO answers (key, value) VALUES (?, ?)",
+    "charge": "INSERT OR IGNORE INTO charges VALUES (?, ?, ?, ?, ?, ?)",
+    "judge": "INSERT OR IGNORE INTO judges VALUES (?, ?)",
+}
 
 
 def repair_database(path: Path) -> tuple[int, int | None]:
@@ -25,11 +39,13 @@ def repair_database(path: Path) -> tuple[int, int | None]:
 
     The old file stays as NAME.damaged.
 
-    Returns (number of answers, number of unreadable rows; None if the file is intact and was not
-    changed). Rows whose position is unknown are not counted. Raises UserError while another process
-    has the file open.
+    Answers, charges and judges are kept; the calls in flight are not. Returns (number of answers,
+    number of unreadable rows; None if the file is intact and was not changed). Rows whose position
+    is unknown are not counted. Raises UserError while another process has the file open.
     """
     with hold_locks([(lock_of(path), False)], "repair it"):
+        if any(is_locked(lock) for lock in path.parent.glob(f"{glob.escape(path.name)}.*.lock")):
+            raise UserError(f"{path}: a process of a run has it open, so it cannot be repaired")
         if _is_intact(path):
             with closing(opened(path)) as db:
                 return _count(db), None
@@ -48,6 +64,18 @@ def repair_database(path: Path) -> tuple[int, int | None]:
         return num_answers, num_unreadable
 
 
+def repaired_lines(path: Path) -> list[str]:
+    """Repair a file, and return what became of it as lines for people. Raises UserError."""
+    num_answers, num_unreadable = repair_database(path)
+    line = f"{path}: {num_answers} answers kept"
+    if num_unreadable is not None:
+        line += (
+            f"; {num_unreadable} rows, and rows on destroyed pages, cannot be read and will be "
+            f"requested again (the old file is {path}.damaged)"
+        )
+    return [line]
+
+
 def _is_intact(path: Path) -> bool:
     """Return True if SQLite and the checksums of all values find no damage."""
     log_file = sibling_files(path)[0]
@@ -56,7 +84,7 @@ def _is_intact(path: Path) -> bool:
     with suppress(sqlite3.Error), closing(opened(path)) as db:
         if db.execute("PRAGMA integrity_check").fetchall() == [(b"ok",)]:
             stored = db.execute("SELECT key, value FROM answers")
-            return all(unpack(*row) is not None for row in stored)
+            return all(unpack(*row) is not NO_ANSWER for row in stored)
     return False
 
 
@@ -71,10 +99,12 @@ def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
     num_unreadable = 0
     try:
         for num_rows, page_rows in _pages(path, scratch):
-            good = [row for row in page_rows if unpack(*row) is not None]
-            num_unreadable += max(0, num_rows - len(good))
+            readable = [row for row in map(_kind, page_rows) if row is not None]
+            num_unreadable += max(0, num_rows - len(readable))
             new.execute("BEGIN")
-            new.executemany("INSERT OR IGNORE INTO answers (key, value) VALUES (?, ?)", good)
+            for statement, values in readable:
+                if statement:
+                    new.execute(statement, values)
             new.execute("COMMIT")
     finally:
         scratch.unlink(missing_ok=True)
@@ -84,16 +114,41 @@ def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
     return num_answers, num_unreadable
 
 
-def _pages(path: Path, scratch: Path) -> Iterator[tuple[int, list[tuple[bytes, bytes]]]]:
+def _kind(row: tuple[Any, ...]) -> _Row | None:
+    """Return how a row is stored in the new file; None for an unreadable one.
+
+    An answer has a checksum. Of the others, the types of the values tell.
+    """
+    number, a, b, c, d, e, f = row
+    for key, value in ((b, c), (a, b)):  # the second: of a file of the version before
+        are_bytes = isinstance(key, bytes) and isinstance(value, bytes)
+        if are_bytes and unpack(key, value) is not NO_ANSWER:
+            return _INSERTS["answer"], (key, value)
+    with suppress(UnicodeDecodeError):
+        if a is None and all(isinstance(count, int) and count >= 0 for count in (d, e, f)):
+            return _INSERTS["charge"], (number, b.decode(), c.decode(), d, e, f)
+        if isinstance(a, bytes) and isinstance(b, bytes) and (c, d, e, f) == (None,) * 4:
+            is_judge = len(a) != 16 and b"@" in b
+            return (_INSERTS["judge"], (a.decode(), b.decode())) if is_judge else None
+        if isinstance(a, bytes) and all(isinstance(count, int) for count in (e, f)):
+            return "", ()  # a claim
+    if isinstance(a, bytes) and (b, c, d, e, f) == (None,) * 5:
+        return "", ()  # the name of a file that was taken over
+    return None
+
+
+def _pages(path: Path, scratch: Path) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:
     """Yield, for each page with rows, their number and the rows that SQLite can read.
 
     SQLite follows pointers between pages, so one bad page hides others, and a truncated file cannot
     be opened at all. So each page takes the place of the table's root in turn, in a copy of the
     file that begins like an empty one. Then SQLite reads the rows of this page only.
     """
-    with closing(opened(Path(":memory:"))) as empty:
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.execute(f"PRAGMA page_size={PAGE}")
+        empty.execute(_ANY_ROW)
         first_page = bytearray(empty.serialize()[:PAGE])
-        query = "SELECT rootpage FROM sqlite_master WHERE name = 'answers'"
+        query = "SELECT rootpage FROM sqlite_master"
         root = int(empty.execute(query).fetchone()[0])
     first_page[28:32] = bytes(4)  # the number of pages: as many as the file has
     shutil.copyfile(path, scratch)
@@ -134,11 +189,11 @@ def _apply_log(log: Path, file: BinaryIO) -> None:
             _write_page(file, number, content[page_start : page_start + PAGE])
 
 
-def _rows(path: Path) -> list[tuple[bytes, bytes]]:
+def _rows(path: Path) -> list[tuple[Any, ...]]:
     """Return the rows up to the first that SQLite cannot read."""
-    rows: list[tuple[bytes, bytes]] = []
+    rows: list[tuple[Any, ...]] = []
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as db:
         db.text_factory = bytes
         with suppress(sqlite3.DatabaseError):
-            rows.extend(db.execute("SELECT key, value FROM answers NOT INDEXED"))
+            rows.extend(db.execute("SELECT rowid, * FROM any_row"))
     return rows

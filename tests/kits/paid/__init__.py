@@ -1,0 +1,1 @@
+"""Processes that pay for answers."""
