@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import httpx
 from fastapi import FastAPI, HTTPException, Request, WebSocket
 
-from scorekit.adapters.gemmax.server import GemmaxServer, Service
-from scorekit.adapters.gemmax.server import create_app as create_gemmax
+from scorekit.adapters.gemmax import GemmaxServer, Service
+from scorekit.adapters.gemmax import create_app as create_gemmax
 from scorekit.adapters.reward_server import RewardServer
 from scorekit.adapters.reward_server import create_app as create_rewards
 from scorekit.adapters.rewards import reward_settings

@@ -37,7 +37,7 @@ RUN = """
 import runpy, sys
 import scorekit.streams as s
 s.MAX_WAIT_S = s.END_WAIT_S = 0.0
-runpy.run_module(sys.argv.pop(1), run_name="__main__")
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 BODIES = {
     "openrlhf": ("/get_reward", {"query": ["a: b"], "prompts": ["a:"], "labels": ["a"]}),
