@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 from pydantic import BaseModel, Field
 
-from scorekit.adapters.remote_requests import create_routes, parse_body
-from scorekit.adapters.rewards import MAX_IN_FLIGHT
+from scorekit.adapters.http import create_routes, parse_body
+from scorekit.adapters.shared import MAX_IN_FLIGHT
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit, run_app
 from scorekit.config import check_config

@@ -27,15 +27,18 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from scorekit.adapters.composite import (
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Samples,
     component_columns,
     definition_of_service,
+    fields_of,
     is_outage,
+    message_text,
     once_per_loop,
     raise_for_outage,
+    reward_settings,
 )
-from scorekit.adapters.remote_requests import fields_of
-from scorekit.adapters.rewards import RewardSettings, Samples, message_text, reward_settings
 from scorekit.client import ScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, RewardResult

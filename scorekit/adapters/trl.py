@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
-from scorekit.adapters.composite import (
+from scorekit.adapters.shared import (
+    RewardSettings,
     component_columns,
     composite_rewards_for,
     definition_of,
+    message_text,
+    reward_settings,
+    rewards_for,
     truncation_rules,
 )
-from scorekit.adapters.rewards import RewardSettings, message_text, reward_settings, rewards_for
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import RewardDefinition, RewardResult
 from scorekit.rewards.formula import refusing_gate

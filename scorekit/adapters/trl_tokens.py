@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
-from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
+from scorekit.adapters.shared import message_text, reward_settings, rewards_for
 from scorekit.adapters.trl import rows_of_columns
 from scorekit.credit import (
     SEVERITY_WEIGHTS,

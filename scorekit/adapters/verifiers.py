@@ -18,9 +18,14 @@ from openai import AsyncOpenAI
 from pydantic import Field
 from verifiers.v1.dialects.chat import message_to_wire
 
-from scorekit.adapters.composite import check_no_group_rules, definition_of, once_per_loop
 from scorekit.adapters.prime_rl import INFO
-from scorekit.adapters.rewards import RewardSettings, reward_settings
+from scorekit.adapters.shared import (
+    RewardSettings,
+    check_no_group_rules,
+    definition_of,
+    once_per_loop,
+    reward_settings,
+)
 from scorekit.adapters.verl import DefinitionRewards, ScoredText, ServiceRewards
 from scorekit.credit.text_parts import position_by_marking, positions_of
 from scorekit.errors import SampleError
@@ -118,7 +123,7 @@ class TranslationTaskConfig(vf.TaskConfig):  # type: ignore[misc]
     """The settings of the reward."""
 
     reward: dict[str, Any] = Field(default_factory=dict)
-    """Settings of RewardSettings (scorekit/adapters/rewards.py): `url` or `definition`, and more;
+    """Settings of RewardSettings (scorekit/adapters/shared.py): `url` or `definition`, and more;
     what is not set comes from SCOREKIT_REWARD_<NAME>."""
 
 

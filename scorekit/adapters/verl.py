@@ -21,11 +21,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from scorekit.adapters.composite import check_single_samples, definition_of, once_per_loop
-from scorekit.adapters.rewards import (
+from scorekit.adapters.shared import (
     RewardSettings,
     Samples,
+    check_single_samples,
+    definition_of,
     message_text,
+    once_per_loop,
     options_for,
     reward_of,
     reward_settings,

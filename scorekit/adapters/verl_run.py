@@ -4,7 +4,7 @@ python -m scorekit.adapters.verl_run OVERRIDES...
 
 OVERRIDES are those of `python -m verl.trainer.main_ppo`. A config in which a failed score would
 become reward 0, or in which verl would not call our code, ends the command with exit code 2 and one
-line, before Ray starts.
+line, before Ray starts. So does a dataset whose first rows lack what the reward reads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ if __name__ == "__main__":
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from scorekit.adapters import verl as adapter
-from scorekit.adapters.rewards import RewardSettings, reward_settings
+from scorekit.adapters.shared import RewardSettings, Samples, message_text, reward_settings
 from scorekit.adapters.verl import (
     RAISING_MANAGERS,
     certain_numbers,
@@ -31,7 +32,6 @@ from scorekit.adapters.verl import (
     plain_settings,
     sample_definition,
 )
-from scorekit.adapters.verl_rows import check_rows
 from scorekit.command import run_command
 from scorekit.config import Config
 from scorekit.config import check_config as check_section
@@ -39,6 +39,8 @@ from scorekit.credit import SEVERITY_WEIGHTS
 from scorekit.credit.checks import check_stop_ids, check_trained_weights
 from scorekit.documents import read_yaml
 from scorekit.errors import UserError
+from scorekit.rewards.first_samples import FirstSamples, check_languages
+from scorekit.rewards.gates import load_gate
 
 #: Advantage estimators of verl 0.9.1 that keep the position of a token's reward, and ours.
 POSITION_ESTIMATORS = ("scorekit_tokens", "gae", "reinforce_plus_plus")
@@ -47,6 +49,9 @@ TOKENS_MODULE = "scorekit.adapters.verl_tokens"
 TOKENS_CLASS = f"{TOKENS_MODULE}.TokenRewardLoop"
 _PACKAGE, _FILE = "pkg://", "file://"  # verl's prefixes of a module's path
 _FUNCTION = "reward.custom_reward_function"
+#: Rows of each file that are checked.
+NUM_ROWS = 256
+_DATA_KEYS = ("train_files", "val_files")
 _LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
@@ -237,6 +242,71 @@ def check_token_settings(
             f"span_component: {span_component!r} is no component with a service. Name one of "
             f"{', '.join(services) or '(none)'} whose service marks error spans"
         )
+
+
+def check_rows(
+    data: Mapping[str, Any], settings: RewardSettings, *, gets_prompt: bool = False
+) -> None:
+    """Raise UserError if the reward cannot be computed for the first rows of a Parquet file.
+
+    verl takes an error of a reward for the failure of one completion, and its asynchronous trainers
+    sample other prompts without a limit. So a field that no row has must be found here.
+
+    data: the section `data` of verl's config. Files of another kind, and those that do not exist
+    here, are left to verl. gets_prompt: whether the reward gets the row's prompt, as our agent loop
+    does; verl passes none to a function.
+    """
+    samples = Samples(settings)
+    for key in _DATA_KEYS:
+        paths = data.get(key) or ()
+        for path in [paths] if isinstance(paths, str) else paths:
+            if str(path).endswith(".parquet") and Path(path).is_file():
+                try:
+                    _check_file(Path(path), samples, settings, gets_prompt)
+                except UserError as error:
+                    raise UserError(f"data.{key}: {path}: {error}") from None
+
+
+def _check_file(path: Path, samples: Samples, settings: RewardSettings, gets_prompt: bool) -> None:
+    rows = []
+    for index, row in enumerate(islice(_rows(path), NUM_ROWS)):
+        try:
+            fields, prompt = _fields(row, gets_prompt)
+            rows.append(samples.sample(fields, prompt, "."))
+        except UserError as error:
+            raise UserError(f"row {index}: {error}") from None
+    definition = settings.definition
+    if definition is None:
+        return
+    rules = {name: load_gate(f"gates.{name}", gate) for name, gate in definition.gates.items()}
+    FirstSamples(definition, rules).check_fields(rows)
+    languages = {row.get("tgt_lang") for row in rows} - {None, ""}
+    check_languages(definition, rules, sorted(map(str, languages)))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=NUM_ROWS):
+                yield from batch.to_pylist()
+    except (OSError, ArrowException) as error:
+        raise UserError(f"cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _fields(row: Mapping[str, Any], gets_prompt: bool) -> tuple[dict[str, Any], str | None]:
+    """Return the fields and the prompt of a row that our reward gets."""
+    model, extra = (row.get(key) or {} for key in ("reward_model", "extra_info"))
+    for key, value in (("reward_model", model), ("extra_info", extra)):
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f"{key} is a {type(value).__name__}. Write it as a struct with named fields"
+            )
+    fields = {**extra, "ground_truth": model.get("ground_truth")}
+    prompt = row.get("prompt") if gets_prompt else fields.get("prompt")
+    return fields, None if prompt is None else message_text(prompt)
 
 
 def external_modules(value: str | None) -> str:

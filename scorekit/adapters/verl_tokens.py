@@ -24,7 +24,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from scorekit.adapters.rewards import message_text, reward_settings
+from scorekit.adapters.shared import message_text, reward_settings
 from scorekit.adapters.verl import (
     ScoredText,
     async_rewards,

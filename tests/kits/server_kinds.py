@@ -17,9 +17,9 @@ from fastapi import FastAPI, HTTPException, Request, WebSocket
 
 from scorekit.adapters.gemmax import GemmaxServer, Service
 from scorekit.adapters.gemmax import create_app as create_gemmax
-from scorekit.adapters.reward_server import RewardServer
-from scorekit.adapters.reward_server import create_app as create_rewards
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.openrlhf import RewardServer
+from scorekit.adapters.openrlhf import create_app as create_rewards
+from scorekit.adapters.shared import reward_settings
 from scorekit.client import ScoringClient
 from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.gates import load_gate

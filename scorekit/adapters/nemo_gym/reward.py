@@ -9,8 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scorekit.adapters.composite import definition_of
-from scorekit.adapters.rewards import RewardSettings, Samples, message_text
+from scorekit.adapters.shared import RewardSettings, Samples, definition_of, message_text
 from scorekit.errors import SampleError, UserError
 from scorekit.rewards import CompositeReward, RewardResult, raise_for_missing
 

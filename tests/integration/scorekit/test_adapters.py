@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from scorekit.adapters.remote_requests import completion_of
-from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import reward_settings, template_pattern
+from scorekit.adapters.openrlhf import RewardServer, completion_of, create_app
+from scorekit.adapters.shared import reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import RunEnds, compute_score
 from scorekit.client import ScoringClient

@@ -10,8 +10,8 @@ from itertools import cycle
 import httpx
 import pytest
 
-from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.openrlhf import RewardServer, create_app
+from scorekit.adapters.shared import reward_settings
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import UnsafeRewardManager, compute_score
 from scorekit.client import ScoringClient

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scorekit.adapters.remote_requests import create_routes
+from scorekit.adapters.http import create_routes
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http import bridge
 from testing.servers import (

@@ -22,7 +22,7 @@ from scorekit.adapters.nemo_gym.reward import (
     finish_reason,
     refuse_foreign_requests,
 )
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import fake_score

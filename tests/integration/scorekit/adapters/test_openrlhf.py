@@ -14,9 +14,9 @@ import httpx
 import pytest
 import yaml
 
+from scorekit.adapters.openrlhf import RewardServer, create_app
 from scorekit.adapters.openrlhf import app as command_line
-from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 from scorekit.rewards import CompositeReward
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app as create_service

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 from scorekit.adapters.slime import SlimeRewards, reward
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import ComponentResult, RewardResult, load_definition

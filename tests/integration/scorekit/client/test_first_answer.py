@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from scorekit.adapters.rewards import Rewards, reward_settings
+from scorekit.adapters.shared import Rewards, reward_settings
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import ServiceUnreachable

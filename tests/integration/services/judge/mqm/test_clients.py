@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from scorekit.__main__ import app
 from scorekit.adapters.openrlhf import RewardServer
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import RunEnds, compute_score
 from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
