@@ -34,7 +34,7 @@ from scorekit.config import check_config
 from scorekit.errors import SampleError, UserError
 from scorekit.net.hosts import is_loopback
 from scorekit.rewards.definition import LanguageGate
-from scorekit.rewards.gates import GateRule, load_gate, rule_result
+from scorekit.rewards.rules import GateRule, load_gate, rule_result
 from scorekit.schemas import ErrorSpan, Info, JudgeScored, Scored
 from scorekit.scorers import raise_for_failures
 

@@ -48,7 +48,7 @@ from scorekit.command import clean_exit, print_line, run_app
 from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
 from scorekit.rewards import CompositeReward, load_definition, raise_for_missing
-from scorekit.rewards.ranges import Range, reward_range
+from scorekit.rewards.results import Range, reward_range
 from scorekit.schemas import Overlong
 from scorekit.scorers import raise_for_failures
 from scorekit.text.end_marks import without_end_marks

@@ -24,8 +24,7 @@ from scorekit.adapters.shared import (
 )
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import RewardDefinition, RewardResult
-from scorekit.rewards.formula import refusing_gate
-from scorekit.rewards.results import log_words
+from scorekit.rewards.results import log_words, refusing_gate
 from scorekit.schemas import Failed
 
 log = logging.getLogger(__name__)

@@ -39,8 +39,8 @@ from scorekit.credit import SEVERITY_WEIGHTS
 from scorekit.credit.checks import check_stop_ids, check_trained_weights
 from scorekit.documents import read_yaml
 from scorekit.errors import UserError
-from scorekit.rewards.first_samples import FirstSamples, check_languages
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.engine import FirstSamples, check_languages
+from scorekit.rewards.rules import load_gate
 
 #: Advantage estimators of verl 0.9.1 that keep the position of a token's reward, and ours.
 POSITION_ESTIMATORS = ("scorekit_tokens", "gae", "reinforce_plus_plus")

@@ -3,9 +3,10 @@
 Users import them from here. Nothing here imports torch, numpy, transformers or openai.
 """
 
-from scorekit.rewards.composite import CompositeReward, SyncCompositeReward
 from scorekit.rewards.definition import RewardDefinition, load_definition
+from scorekit.rewards.engine import CompositeReward, SyncCompositeReward
 from scorekit.rewards.results import ComponentResult, GateResult, RewardResult, raise_for_missing
+from scorekit.rewards.tokens import TokenRewards, token_rewards
 
 __all__ = [
     "ComponentResult",
@@ -14,6 +15,8 @@ __all__ = [
     "RewardDefinition",
     "RewardResult",
     "SyncCompositeReward",
+    "TokenRewards",
     "load_definition",
     "raise_for_missing",
+    "token_rewards",
 ]

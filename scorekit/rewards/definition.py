@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from scorekit.config import Config, check_config, load_config, split_commas
+from scorekit.credit.spans import Combine, OverlapPolicy, SourcesCombine
 from scorekit.errors import UserError
 
 #: Parts of a service's answer that can be a component. Lists count their entries.
@@ -221,6 +222,79 @@ class LengthGate(GateConfig):
     )
 
 
+class SeverityWeights(Config):
+    """Reward of a token inside an error span, by the span's severity."""
+
+    MINOR: float = Field(-1.0, le=0, description="Weight of a minor error.")
+    MAJOR: float = Field(-5.0, le=0, description="Weight of a major error.")
+    CRITICAL: float = Field(-10.0, le=0, description="Weight of a critical error.")
+    UNKNOWN: float | None = Field(
+        None, le=0, description="Weight of any other severity; null: such a span is an error."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _any_case(cls, data: Any) -> Any:
+        return {str(k).upper(): v for k, v in data.items()} if isinstance(data, dict) else data
+
+
+TokenWeight = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e12)]
+
+
+class TokenRewardConfig(Config):
+    """Rewards of single tokens, from the error spans and omissions that services mark.
+
+    A component named here is required, also with a weight of 0."""
+
+    spans: dict[str, TokenWeight] = Field(
+        default_factory=dict,
+        description="Weight of the penalties on tokens inside a component's error spans.",
+    )
+    omissions: dict[str, TokenWeight] = Field(
+        default_factory=dict,
+        description="Weight of a component's omissions: the severities' weights, summed, on the "
+        "last token.",
+    )
+    severity_weights: SeverityWeights = Field(
+        default_factory=SeverityWeights,
+        description="Reward of a token inside an error span; of an omission.",
+    )
+    overlap_policy: OverlapPolicy = Field(
+        "any_overlap",
+        description="A span hits a token if they share one character, or if the span covers at "
+        "least `overlap_threshold` of it (majority_overlap).",
+    )
+    overlap_threshold: float = Field(
+        0.5, gt=0.0, le=1.0, description="Share of a token's characters, for majority_overlap."
+    )
+    combine: Combine = Field(
+        "sum",
+        description="Several spans on a token: the sum of their penalties, the weakest (min) or "
+        "the strongest (max). spread: each span's penalty is shared among its tokens, then summed.",
+    )
+    sources_combine: SourcesCombine = Field(
+        "sum",
+        description="A token inside spans of several components: the sum of the penalties, each "
+        "times its weight, or the largest one (max).",
+    )
+    use_confidence: bool = Field(
+        False, description="Multiply a penalty by its span's confidence, if it has one."
+    )
+    uncovered: Literal["exclude", "sequence_only"] = Field(
+        "exclude",
+        description="Tokens after the part that a model could read: not trained on, or with the "
+        "reward of the text only.",
+    )
+
+    @property
+    def weighted(self) -> frozenset[str]:
+        """Return the components with a weight; none if no severity has one."""
+        if not any(self.severity_weights.model_dump().values()):
+            return frozenset()
+        weights = [*self.spans.items(), *self.omissions.items()]
+        return frozenset(name for name, weight in weights if weight)
+
+
 Gate = Annotated[LanguageGate | CopyGate | LengthGate, Field(discriminator="rule")]
 
 
@@ -229,6 +303,9 @@ class RewardDefinition(Config):
 
     components: dict[Name, ComponentConfig] = Field(min_length=1, description="By name.")
     gates: dict[Name, Gate] = Field(default_factory=dict, description="By name.")
+    token_rewards: TokenRewardConfig | None = Field(
+        None, description="Rewards of single tokens, from error spans; null: none."
+    )
     refused_text_reward: dict[RefusedType, Number] = Field(
         default_factory=dict,
         description="Reward of a completion whose text a service with a weight refuses, by the "
@@ -246,9 +323,24 @@ class RewardDefinition(Config):
 
     @model_validator(mode="after")
     def _has_weights(self) -> Self:
-        if not any(component.weight for component in self.components.values()):
+        for key in ("spans", "omissions"):
+            for name in getattr(self.token_rewards, key, {}):
+                component = self.components.get(name)
+                if component is None or component.rule is not None:
+                    raise ValueError(
+                        f"token_rewards.{key}: {name!r} is no component with a service. Correct "
+                        "the name"
+                    )
+        if not self.required:
             raise ValueError("components: every weight is 0, so no sample would have a reward")
         return self
+
+    @property
+    def required(self) -> frozenset[str]:
+        """Return the components without which a sample has no reward: those with a weight, of
+        texts or of tokens."""
+        of_tokens = frozenset() if self.token_rewards is None else self.token_rewards.weighted
+        return of_tokens.union(name for name, c in self.components.items() if c.weight)
 
     @property
     def has_group_rules(self) -> bool:

@@ -22,7 +22,7 @@ from scorekit.adapters.openrlhf import create_app as create_rewards
 from scorekit.adapters.shared import reward_settings
 from scorekit.client import ScoringClient
 from scorekit.rewards.definition import LanguageGate
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.rules import load_gate
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.bridge import MAX_BODY_BYTES

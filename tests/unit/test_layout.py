@@ -320,7 +320,7 @@ def test_what_runs_in_a_trainer_imports_nothing_of_it(module, loaded_by_module):
         (
             "scorekit.rewards",
             "ComponentResult CompositeReward GateResult RewardDefinition RewardResult "
-            "SyncCompositeReward load_definition raise_for_missing",
+            "SyncCompositeReward TokenRewards load_definition raise_for_missing token_rewards",
         ),
     ],
 )

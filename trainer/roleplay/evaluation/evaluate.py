@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from scorekit.rewards.local_rules import chrf
+from scorekit.rewards.rules import chrf
 from trainer.chat.render import render
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy.devices import autocast

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from scorekit.paired import indices_by_group
-from scorekit.rewards.local_rules import chrf
+from scorekit.rewards.rules import chrf
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
 from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from scorekit.config import Config, split_commas
 from scorekit.rewards import RewardDefinition, load_definition
+from scorekit.rewards.definition import SeverityWeights
 from trainer.config_base import may_change
 
 Urls = Annotated[list[str], BeforeValidator(split_commas)]
@@ -18,22 +19,6 @@ def _load_definition(value: Any) -> Any:
 
 
 Definition = Annotated[RewardDefinition | None, BeforeValidator(_load_definition)]
-
-
-class SeverityWeights(Config):
-    """Reward of a token inside an error span, by the span's severity."""
-
-    MINOR: float = Field(-1.0, le=0, description="Weight of a minor error.")
-    MAJOR: float = Field(-5.0, le=0, description="Weight of a major error.")
-    CRITICAL: float = Field(-10.0, le=0, description="Weight of a critical error.")
-    UNKNOWN: float | None = Field(
-        None, le=0, description="Weight of any other severity; null: such a span is an error."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _any_case(cls, data: Any) -> Any:
-        return {str(k).upper(): v for k, v in data.items()} if isinstance(data, dict) else data
 
 
 class GuardConfig(Config):

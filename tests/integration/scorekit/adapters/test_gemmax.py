@@ -18,7 +18,7 @@ from scorekit.adapters.gemmax import GemmaxServer, Service, create_app
 from scorekit.adapters.gemmax import app as command
 from scorekit.client import ScoringClient
 from scorekit.rewards.definition import LanguageGate
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.rules import load_gate
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score, fake_spans
 from testing.servers import JSON, free_port, running_app, running_service, wait_until

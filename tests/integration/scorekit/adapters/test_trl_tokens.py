@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from scorekit.credit import align_completion, compute_advantages, spans_to_token_rewards
+from scorekit.rewards.definition import SeverityWeights
 from scorekit.schemas import ErrorSpan, TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from testing.servers import running_service
@@ -21,7 +22,6 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.rollout import action_masks, rollout_logprobs
 from trainer.rl.update import update_policy
-from trainer.translation.rewards.config import SeverityWeights
 
 WEIGHTS = SeverityWeights().model_dump()
 #: Largest distance of a weight from our trainer's after one update.

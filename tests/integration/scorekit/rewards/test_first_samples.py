@@ -8,7 +8,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.rewards import SyncCompositeReward, load_definition
-from scorekit.rewards.first_samples import MIN_FAILED, required_fields
+from scorekit.rewards.engine import MIN_FAILED, required_fields
 from scorekit.server.fake import FakeBackend
 from testing.servers import running_service
 from tests.kits.trainer.composite_rewards import fake, texts

@@ -9,7 +9,7 @@ import pytest
 
 from scorekit.errors import ModelChanged, UserError
 from scorekit.rewards import SyncCompositeReward
-from scorekit.rewards.local_rules import MAX_HUNG
+from scorekit.rewards.rules import MAX_HUNG
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets, ServiceSettings

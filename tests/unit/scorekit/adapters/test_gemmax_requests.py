@@ -7,8 +7,8 @@ import pytest
 from scorekit.adapters.gemmax import LanguageItem, language_check, target_language
 from scorekit.errors import SampleError
 from scorekit.rewards.definition import LanguageGate
-from scorekit.rewards.gates import load_gate
 from scorekit.rewards.results import GateResult
+from scorekit.rewards.rules import load_gate
 
 SRC = "Yesterday evening we walked along the river for a long time."
 KOREAN = "어제 저녁에 우리는 강가를 따라 오래 걸었고, 돌아오는 길에 따뜻한 국수를 먹었다."

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from scorekit.errors import SampleError
 from scorekit.rewards import RewardResult, load_definition, raise_for_missing
-from scorekit.rewards.formula import component_result, compose, missing_component
-from scorekit.rewards.results import STATUSES, GateResult
+from scorekit.rewards.results import (
+    STATUSES,
+    GateResult,
+    component_result,
+    compose,
+    missing_component,
+)
 
 NUMBERS = st.floats(-1e6, 1e6)
 MISSING = st.sampled_from([status for status in STATUSES if status != "ok"])

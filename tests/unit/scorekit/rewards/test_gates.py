@@ -8,7 +8,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.rewards import load_definition
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.rules import load_gate
 from scorekit.rewards.violations import target_probability
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."

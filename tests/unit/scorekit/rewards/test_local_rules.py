@@ -10,7 +10,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.rewards import load_definition
-from scorekit.rewards.local_rules import LocalRule
+from scorekit.rewards.rules import LocalRule
 from scorekit.rewards.violations import VIOLATIONS
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from scorekit.rewards import load_definition
-from scorekit.rewards.ranges import reward_range
+from scorekit.rewards.results import reward_range
 from scorekit.schemas import ScoreRange, TaskInfo
 
 INF = math.inf

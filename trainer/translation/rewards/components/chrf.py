@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scorekit.errors import UserError
-from scorekit.rewards.local_rules import chrf
+from scorekit.rewards.rules import chrf
 from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.data import Example
 from trainer.translation.rewards.component import TextComponent

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, SyncCompositeReward
-from scorekit.rewards.first_samples import check_languages
-from scorekit.rewards.gates import load_gate
+from scorekit.rewards.engine import check_languages
+from scorekit.rewards.rules import load_gate
 from scorekit.schemas import Failed, Info, Scored, Truncated
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, CLOSED_GATE, failure
@@ -77,6 +77,11 @@ def check_target_languages(
 
 
 def _check_inputs(definition: RewardDefinition, key: str) -> None:
+    if definition.token_rewards is not None:
+        raise UserError(
+            f"{key}.token_rewards: tokens are rewarded by the keys of a run's reward in this "
+            "trainer. Use reward.w_xcomet_span or reward.w_mqm_span"
+        )
     for name, component in definition.components.items():
         if component.is_group_rule:
             raise UserError(

@@ -1,12 +1,17 @@
-"""Composite rewards of samples, async and not async.
+"""The engine of composite rewards: samples in, rewards out, async and not async.
 
 with SyncCompositeReward("reward.yaml") as reward:
     results = reward.score([{"src": "Hello.", "mt": "안녕하세요.", "tgt_lang": "ko"}])
+
+A trainer goes on where a sample has no reward. If none can ever have one, it would train on nothing
+to its end: that is a mistake of the definition or of the data, and it ends the first call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,17 +22,33 @@ from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, 
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import gather_or_cancel
-from scorekit.rewards.batching import BatchedService, failed_request
-from scorekit.rewards.definition import ComponentConfig, RewardDefinition, load_definition
-from scorekit.rewards.first_samples import FirstSamples, check_languages
-from scorekit.rewards.formula import compose, missing_component, refusing_gate
-from scorekit.rewards.gates import load_gate, rule_result
-from scorekit.rewards.local_rules import LocalRule
-from scorekit.rewards.results import ComponentResult, GateResult, RewardResult
-from scorekit.rewards.samples import Fields, fields_of, group_indices, seconds_of_call
-from scorekit.rewards.services import SHORTEST, checks, request_body, request_key, service_component
+from scorekit.rewards.definition import (
+    ComponentConfig,
+    LanguageGate,
+    RewardDefinition,
+    load_definition,
+)
+from scorekit.rewards.results import (
+    ComponentResult,
+    GateResult,
+    RewardResult,
+    compose,
+    missing_component,
+    refusing_gate,
+)
+from scorekit.rewards.rules import GateRule, LanguageRule, LocalRule, load_gate, rule_result
+from scorekit.rewards.services import (
+    SHORTEST,
+    BatchedService,
+    checks,
+    failed_request,
+    fields_of_request,
+    request_body,
+    request_key,
+    service_component,
+)
 from scorekit.schemas import Failed, Info, Result
-from scorekit.scorers import check_is_list
+from scorekit.scorers import SampleForScoring, check_is_list
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
 Components = dict[str, list[ComponentResult]]
@@ -113,7 +134,7 @@ class CompositeReward:
 
         wait_s: seconds to wait first until all services are ready; None: nothing waits for that.
         languages: target languages of the samples. Which fields a sample needs says
-        `scorekit.rewards.first_samples.required_fields`.
+        `scorekit.rewards.engine.required_fields`.
 
         Raises UserError if a service does not fit the definition or a gate does not know a
         language, ServiceUnreachable if a service does not answer within the deadline, RequestError
@@ -231,15 +252,15 @@ class _Call:
         ]
         return [*rules, *services]
 
-    def _limit_s(self, configs: Sequence[ComponentConfig]) -> float:
+    def _limit_s(self, names: Iterable[str]) -> float:
         """Return the seconds for components; fewer for those that are only reported."""
         limit_s = self._deadline.remaining_s()
-        if not any(config.weight for config in configs):
+        if self._definition.required.isdisjoint(names):
             limit_s = min(limit_s, self._definition.timeout_s)
         return limit_s
 
     async def _rule(self, name: str, rule: LocalRule, groups: list[list[int]]) -> Components:
-        limit_s = self._limit_s([rule.config])
+        limit_s = self._limit_s([name])
         if not rule.config.weight and rule.num_hung:  # or it would delay every call
             limit_s = min(limit_s, _HUNG_REPORT_S)
         return {name: await rule.evaluate_within(self._samples, groups, limit_s)}
@@ -277,13 +298,13 @@ class _Call:
             else:
                 bodies[index] = body
         try:
-            answers = await self._answers(key, list(bodies.values()), self._limit_s(configs))
+            answers = await self._answers(key, list(bodies.values()), self._limit_s(names))
         except (RequestError, ServiceUnreachable) as error:
-            if any(config.weight for config in configs):
+            if not self._definition.required.isdisjoint(names):
                 raise
             answers = [failed_request(error)] * len(bodies)  # what is only reported may fail
         outcomes_by_index = dict(zip(bodies, answers, strict=True))
-        bad = await self._bad_source_indices(key, configs, outcomes_by_index)
+        bad = await self._bad_source_indices(key, names, outcomes_by_index)
         outcomes = [outcomes_by_index.get(index, outcome) for index, outcome in enumerate(outcomes)]
         return {
             name: [
@@ -309,14 +330,15 @@ class _Call:
                 future.cancel()
 
     async def _bad_source_indices(
-        self, key: str, configs: list[ComponentConfig], outcomes: dict[int, Result | str]
+        self, key: str, names: list[str], outcomes: dict[int, Result | str]
     ) -> dict[int, Result | str]:
         """Return, for refused texts, the result of their source with the shortest translation.
 
         Only asked if a refused text has a reward: the policy is not charged for its source."""
-        if not self._definition.refused_text_reward or not any(c.weight for c in configs):
+        definition = self._definition
+        if not definition.refused_text_reward or definition.required.isdisjoint(names):
             return {}
-        request, sources = configs[0].request, {}
+        request, sources = definition.components[names[0]].request, {}
         for index, outcome in outcomes.items():
             if isinstance(outcome, Failed) and outcome.error.type in TEXT_ERROR_TYPES:
                 sample = self._samples[index] | {"mt": SHORTEST}
@@ -355,3 +377,205 @@ def _without_answer(config: ComponentConfig, reason: str) -> ComponentResult:
         status = "timeout" if reason == "timeout" else "cancelled"
         return missing_component(config, status, message, is_transient=True)  # type: ignore[arg-type]
     return missing_component(config, "no_value", reason)
+
+
+Fields = dict[str, Any]
+#: Fields that every sample has, and those that may be missing; all are texts.
+_TEXTS, _LANGUAGES = ("src", "mt"), ("src_lang", "tgt_lang")
+
+
+def fields_of(samples: Iterable[Sample]) -> list[Fields]:
+    """Return the fields of each sample. Raises UserError if one is no sample or lacks a text."""
+    check_is_list("samples", samples)
+    return [_fields(index, sample) for index, sample in enumerate(samples)]
+
+
+def _fields(index: int, sample: Sample) -> Fields:
+    if isinstance(sample, SampleForScoring):
+        return sample.wire()
+    if not isinstance(sample, Mapping):
+        raise UserError(f"samples.{index}: a {type(sample).__name__}. Give a mapping with src, mt")
+    fields = dict(sample)
+    for name in _TEXTS:
+        if not isinstance(fields.get(name), str):
+            raise UserError(f"samples.{index}.{name}: expected text. Give each sample src and mt")
+    for name in _LANGUAGES:
+        if not isinstance(fields.get(name), str | None):
+            kind = type(fields[name]).__name__
+            raise UserError(f"samples.{index}.{name}: expected the text of a language, not {kind}")
+    return fields
+
+
+def group_indices(
+    groups: Iterable[Hashable] | None, count: int, is_required: bool
+) -> list[list[int]]:
+    """Return the indices of the samples of each group; [] without groups.
+
+    Raises UserError if groups are missing, or do not fit the samples.
+    """
+    if groups is None:
+        if is_required:
+            raise UserError("groups: required. The definition has a rule of groups")
+        return []
+    # The elements of a tensor equal none: each would be a group of its own.
+    groups = groups.tolist() if hasattr(groups, "tolist") else groups
+    names = [group.tolist() if hasattr(group, "tolist") else group for group in groups]
+    if len(names) != count:
+        raise UserError(f"groups: {len(names)} groups for {count} samples. Give one for each")
+    indices: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(names):
+        if group != group:
+            raise UserError(f"groups.{index}: {group!r}. Give a number or a text")
+        try:
+            indices.setdefault(group, []).append(index)
+        except TypeError:
+            kind = type(group).__name__
+            raise UserError(f"groups.{index}: a {kind}. Give a number or a text") from None
+    return list(indices.values())
+
+
+def seconds_of_call(deadline_s: float | None, default_s: float) -> float:
+    """Return the seconds of a call. Raises UserError unless they are above 0 and finite."""
+    if deadline_s is None:
+        return default_s
+    is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
+    if not (is_number and math.isfinite(deadline_s) and deadline_s > 0):
+        raise UserError(f"deadline_s: {deadline_s} s. Give a number above 0")
+    return deadline_s
+
+
+#: Samples for which a component must fail by its own error before that is a mistake.
+MIN_FAILED = 8
+#: The field that a local rule reads beside the texts.
+_FIELD_OF_RULE = {
+    "language": "tgt_lang",
+    "script": "tgt_lang",
+    "chrf": "ref",
+    "truncated": "finish_reason",
+}
+
+
+def required_fields(definition: RewardDefinition) -> dict[str, str]:
+    """Return the fields that a sample needs for a reward, each with the key that reads it.
+
+    Without `src` and `mt`, which every sample has, and without those that your functions read.
+    """
+    keys: dict[str, str] = {}
+    for name, gate in definition.gates.items():
+        if isinstance(gate, LanguageGate) and gate.unknown == "no_reward":
+            keys.setdefault("tgt_lang", f"gates.{name}")
+    for name, config in definition.components.items():
+        if name not in definition.required:
+            continue
+        for field in _fields_of(config):
+            keys.setdefault(field, f"components.{name}")
+    return {field: key for field, key in keys.items() if field not in ("src", "mt")}
+
+
+def _fields_of(config: ComponentConfig) -> Iterable[str]:
+    if config.service is not None:
+        return fields_of_request(config.request).values()
+    field = _FIELD_OF_RULE.get(config.rule or "")
+    return () if field is None else (field,)
+
+
+def check_languages(
+    definition: RewardDefinition, rules: Mapping[str, GateRule], languages: Iterable[str]
+) -> None:
+    """Raise UserError if a gate without `unknown: pass` does not know a target language.
+
+    rules: the gates' by name.
+    """
+    if isinstance(languages, str):
+        raise UserError("languages: a text. Give a list of languages")
+    for language in dict.fromkeys(languages):
+        if not isinstance(language, str) or not language:
+            raise UserError(f"languages: {language!r} is no language. Give codes or English names")
+        for name, rule in rules.items():
+            if _is_unknown(definition, name, rule, language):
+                raise _unknown_language(definition, name, language)
+
+
+def _is_unknown(definition: RewardDefinition, name: str, rule: GateRule, language: str) -> bool:
+    config = definition.gates[name]
+    is_strict = isinstance(config, LanguageGate) and config.unknown == "no_reward"
+    return is_strict and isinstance(rule, LanguageRule) and not rule.knows(language)
+
+
+def _unknown_language(definition: RewardDefinition, name: str, language: str) -> UserError:
+    config = definition.gates[name]
+    model = config.model if isinstance(config, LanguageGate) else ""
+    return UserError(
+        f"gates.{name}: {model} does not know the language {language!r}, so no translation into it "
+        "has a reward. Correct tgt_lang, or set `unknown: pass`"
+    )
+
+
+class FirstSamples:
+    """Looks at samples and their results until every required part has worked once.
+
+    definition: of the reward. rules: the gates' by name.
+    """
+
+    def __init__(self, definition: RewardDefinition, rules: Mapping[str, GateRule]) -> None:
+        self._definition, self._rules = definition, rules
+        self._unseen = required_fields(definition)
+        self._unproven = set(definition.required)
+        self._undecided = set(rules)
+        self._failed: Counter[str] = Counter()
+
+    def check_fields(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Raise UserError if a required field is in none of the samples so far.
+
+        A field that is None is there: its sample alone has no reward.
+        """
+        for field, key in list(self._unseen.items()):
+            if any(field in sample for sample in samples):
+                del self._unseen[field]
+            elif samples:
+                raise UserError(
+                    f"{key}: reads the field {field!r}, and no sample has it. Give every sample "
+                    f"{field!r}, null where there is none; or take the part out of the definition"
+                )
+
+    def check_results(
+        self, samples: Sequence[Mapping[str, Any]], results: Sequence[RewardResult]
+    ) -> None:
+        """Raise UserError if a gate or a component cannot work, for a reason that stays the same.
+
+        That is a language that no gate's model knows, for all samples of a call; and a function
+        that raises, or an answer without the value, for the first `MIN_FAILED` samples at least.
+        """
+        for name in list(self._undecided):
+            statuses = [result.gates[name].status for result in results]
+            if any(status != "unknown" for status in statuses):
+                self._undecided.discard(name)
+            else:
+                self._check_gate(name, samples)
+        for name in list(self._unproven):
+            parts = [result.components[name] for result in results]
+            if any(part.status == "ok" for part in parts):
+                self._unproven.discard(name)
+            else:
+                self._check_component(name, parts)
+
+    def _check_gate(self, name: str, samples: Sequence[Mapping[str, Any]]) -> None:
+        languages = [sample.get("tgt_lang") for sample in samples]
+        named = [language for language in languages if language]
+        rule = self._rules[name]
+        if named and all(_is_unknown(self._definition, name, rule, text) for text in set(named)):
+            raise _unknown_language(self._definition, name, named[0])
+
+    def _check_component(self, name: str, parts: Sequence[ComponentResult]) -> None:
+        failed = [part for part in parts if _is_own_failure(part)]
+        self._failed[name] += len(failed)
+        if failed and self._failed[name] >= MIN_FAILED:
+            raise UserError(
+                f"components.{name}: none of the first {self._failed[name]} samples has a value: "
+                f"{failed[0].message}. Correct the definition, the function or the data"
+            )
+
+
+def _is_own_failure(part: ComponentResult) -> bool:
+    """Return whether the function raised, or the service's answer lacks the value."""
+    return part.status == "rule_error" or (part.status == "no_value" and part.answer is not None)
