@@ -10,9 +10,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import Field, ValidationError
@@ -22,8 +22,16 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.config import describe_with_nearest
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
+from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.retry import Deadline
 from scorekit.prompts import FIELDS, load_postprocess, load_template
-from scorekit.rewards import RewardDefinition, RewardResult, SyncCompositeReward, load_definition
+from scorekit.rewards import (
+    CompositeReward,
+    RewardDefinition,
+    RewardResult,
+    SyncCompositeReward,
+    load_definition,
+)
 from scorekit.rewards.results import log_words
 from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
 
@@ -31,6 +39,8 @@ log = logging.getLogger(__name__)
 
 #: Some trainers send one completion per request, from many threads.
 MAX_IN_FLIGHT = 256
+#: What a trainer may give beside single rows.
+Sent = Literal["finish_reason", "groups"]
 #: Statuses of a component whose service has not answered.
 _OUTAGES = ("upstream", "timeout")
 
@@ -269,7 +279,7 @@ class Rewards:
 
     def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
         """Return the results of samples. See ScoringClient.score."""
-        return self._client.score(samples, options_for(self._client.limits(), self.settings))
+        return self._client.score(samples, _options_for(self._client.limits(), self.settings))
 
     def score_each(self, samples: Sequence[Mapping[str, str]]) -> list[Result | None]:
         """Return the results of samples, or None for a sample whose request fails.
@@ -296,7 +306,7 @@ class Rewards:
             return results
 
     def _score_alone(self, samples: Sequence[Mapping[str, str]]) -> list[Result | None]:
-        options = options_for(self._client.limits(), self.settings)
+        options = _options_for(self._client.limits(), self.settings)
 
         async def score_one(client: ScoringClient, sample: Mapping[str, str]) -> Result | None:
             try:
@@ -351,6 +361,13 @@ def message_text(message: Any) -> str:
     return ""
 
 
+def completion_text(completion: Any) -> str:
+    """Return the text of a completion: of chat messages the policy's last text, no tool's."""
+    if isinstance(completion, str):
+        return completion
+    return message_text([m for m in completion if m.get("role", "assistant") == "assistant"])
+
+
 def fields_of(label: Any) -> dict[str, Any]:
     """Return the fields of a label: those of its JSON object, and the full label as `label`."""
     fields: dict[str, Any] = {}
@@ -362,6 +379,111 @@ def fields_of(label: Any) -> dict[str, Any]:
     elif isinstance(label, dict):
         fields = label
     return {**fields, "label": label}
+
+
+class TrainerRow(NamedTuple):
+    """One completion as a trainer hands it over.
+
+    fields: those of the dataset's row. prompt: None: the trainer passes none. completion: the
+    decoded text, without the marks that end a turn.
+    """
+
+    fields: Mapping[str, Any]
+    prompt: str | None
+    completion: str
+
+
+class TrainerReward:
+    """Gives a trainer the rewards of its completions. Use it in one event loop.
+
+    The reward is that of a definition. `url` stands for one component, the service that runs there:
+    it is asked once what it is. Samples of concurrent calls share requests.
+
+    trainer: its name, in errors. sends: what it gives beside single rows, and so a definition may
+    read: `finish_reason` in the fields, and the `groups` of the completions.
+    Raises UserError if a setting or the definition is wrong or does not fit the trainer, or if a
+    rule or a model cannot be loaded.
+    """
+
+    def __init__(
+        self, settings: RewardSettings, trainer: str, *, sends: Collection[Sent] = ()
+    ) -> None:
+        self.settings = settings
+        self.samples = Samples(settings)
+        self._composite: CompositeReward | None = None
+        self._client: ScoringClient | None = None
+        if settings.definition is not None:
+            check_definition(settings.definition, trainer, sends)
+            self._composite = CompositeReward(settings.definition)
+        else:
+            self._client = ScoringClient(settings.url, **settings.client_options)
+
+    async def composite(self) -> CompositeReward:
+        """Return the composite reward. Raises UserError if the service does not fit the settings,
+        and the errors of `ScoringClient.limits` if it does not say what it is."""
+        if self._composite is None:
+            assert self._client is not None
+            info = await self._client.limits()
+            if self._composite is None:  # else another call was faster
+                self._composite = CompositeReward(definition_of_service(self.settings, info))
+        return self._composite
+
+    async def check(self, wait_s: float) -> dict[str, Info]:
+        """Wait until all services are ready; return what each component's service is.
+
+        Raises UserError if one does not fit, ServiceUnreachable after `wait_s` seconds.
+        """
+        waiting = Deadline(wait_s)
+        if self._client is not None:
+            await self._client.wait_ready(wait_s)
+        return await (await self.composite()).check(wait_s=waiting.remaining_s())
+
+    async def score(
+        self, rows: Iterable[TrainerRow], groups: Sequence[Hashable] | None = None
+    ) -> list[RewardResult]:
+        """Return the reward of each row, or none, in order. See `CompositeReward.score`."""
+        samples = [self.samples.sample(*row) for row in rows]
+        return await (await self.composite()).score(samples, groups=groups)
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and close the connections."""
+        if self._composite is not None:
+            await self._composite.close()
+        if self._client is not None:
+            await self._client.close()
+
+
+class SyncTrainerReward(ForkSafeClient[TrainerReward]):
+    """TrainerReward for code that is not async, also in processes that fork."""
+
+    def __init__(
+        self, settings: RewardSettings, trainer: str, *, sends: Collection[Sent] = ()
+    ) -> None:
+        super().__init__(
+            f"reward of {trainer}",
+            lambda: TrainerReward(settings, trainer, sends=sends),
+            TrainerReward.close,
+        )
+
+    def score(
+        self, rows: Sequence[TrainerRow], groups: Sequence[Hashable] | None = None
+    ) -> list[RewardResult]:
+        """See TrainerReward.score."""
+        return self.run(lambda reward: reward.score(rows, groups))
+
+
+def check_definition(definition: RewardDefinition, trainer: str, sends: Collection[Sent]) -> None:
+    """Raise UserError if a definition needs more than a trainer sends. See `TrainerReward`."""
+    for name, config in definition.components.items():
+        if config.is_group_rule and "groups" not in sends:
+            raise UserError(
+                f"components.{name}: a rule of groups, but {trainer} sends one completion in a "
+                "request. Remove it"
+            )
+        if config.rule == "truncated" and "finish_reason" not in sends:
+            raise UserError(
+                f"components.{name}: reads finish_reason, which {trainer} does not send. Remove it"
+            )
 
 
 class CompositeRewards:
@@ -391,16 +513,20 @@ def definition_of(settings: RewardSettings) -> RewardDefinition:
 
 
 def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinition:
-    """Return the definition that gives the rewards of `reward_of`: one component, the service.
+    """Return the definition that `url` stands for: one component, named as the service.
 
-    info: what runs at the settings' URLs. Raises UserError if it does not support the settings.
+    Its reward is the score, or `offset` - score where a low score is good. info: what runs at the
+    URLs. Raises UserError if that does not support the settings.
     """
     component: dict[str, Any] = {
         "service": settings.url,
         "task": settings.task,
-        "reference": settings.ref_key is not None,
-        "options": options_for(info, settings),
+        "options": _options_for(info, settings),
     }
+    if settings.task is None:
+        component["reference"] = settings.ref_key is not None
+    else:
+        component["variables"] = {name: name for name in _sent_names(settings)}
     if not info.higher_is_better_in(settings.task):
         component |= {"offset": settings.offset, "scale": -1.0}
     return load_definition(
@@ -412,20 +538,71 @@ def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinit
     )
 
 
+def _sent_names(settings: RewardSettings) -> list[str]:
+    """Return the fields of a sample that the settings give it."""
+    key_by_name = {
+        "src": "src",
+        "mt": "mt",
+        "ref": settings.ref_key,
+        "src_lang": settings.src_lang or settings.src_lang_key,
+        "tgt_lang": settings.tgt_lang or settings.tgt_lang_key,
+    }
+    return [name for name, key in key_by_name.items() if key]
+
+
+def _options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
+    """Return the options of a request. A judge has no option for overlong samples: they fail.
+
+    Raises UserError if the service does not support the settings. Otherwise every sample would
+    fail by itself, and a trainer may ignore single failures."""
+    if info.service != "judge":
+        if settings.task is not None:
+            raise UserError(f"task {settings.task!r}: {info.service} is no judge, and has no tasks")
+        if (info.inputs or {}).get("ref") == "required" and settings.ref_key is None:
+            raise UserError(f"ref_key: {info.model} needs references. Name the field with them")
+        return {"overlong": settings.overlong}
+    if settings.task is None:
+        raise UserError("the service is a judge: name a task that scores translations (task: mqm)")
+    if info.tasks is not None and settings.task not in info.tasks:
+        raise UserError(f"task {settings.task!r}: this judge has {', '.join(info.tasks)}")
+    if settings.overlong == "windows":
+        raise UserError("overlong: windows: a judge reads whole texts")
+    for name in ("src_lang", "tgt_lang") if settings.task == "mqm" else ():
+        if getattr(settings, name) is None and getattr(settings, f"{name}_key") is None:
+            raise UserError(f"task 'mqm' wants languages: give {name} or {name}_key")
+    return {}
+
+
 def raise_for_outage(results: Sequence[RewardResult]) -> None:
     """Raise ServiceUnreachable if `is_outage`."""
     if is_outage(results):
         reason = f"none of {len(results)} samples has a reward: {log_words(results[0].reason)}"
-        raise ServiceUnreachable("reward definition", reason)
+        raise ServiceUnreachable("reward", reason)
 
 
 def is_outage(results: Sequence[RewardResult]) -> bool:
     """Return whether no sample has a reward, and each lacks a service's answer."""
     return bool(results) and all(
         result.reward is None
-        and any(c.weight and c.status in _OUTAGES for c in result.components.values())
+        and any(c.is_required and c.status in _OUTAGES for c in result.components.values())
         for result in results
     )
+
+
+def log_missing(name: str, results: Sequence[RewardResult]) -> None:
+    """Log how many completions have no reward, and the cause of the first one.
+
+    The log has names and statuses alone, no word of a service or of a text.
+    """
+    missing = [result for result in results if result.reward is None]
+    if missing:
+        log.warning(
+            "%s: %d of %d completions have no reward: %s",
+            name,
+            len(missing),
+            len(results),
+            missing[0].cause,
+        )
 
 
 def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float | None]]:

@@ -304,7 +304,9 @@ def test_a_group_in_two_processes_is_a_mistake(tmp_path):
 def test_a_rule_of_truncation_needs_a_column(metricx):
     config = {"components": {"cut": {"rule": "truncated", "weight": -1.0}}}
     function = reward_function(definition=config)
-    with pytest.raises(UserError, match=r"components\.cut: TRL passes no finish_reason\. Remove"):
+    with pytest.raises(
+        UserError, match=r"components\.cut: reads the field 'finish_reason', and no"
+    ):
         call(function, ["a"])
     assert call(function, ["a", "b"], finish_reason=["length", "stop"])[0] == [-1.0, 0.0]
 
