@@ -27,7 +27,6 @@ import typer
 from pydantic import BaseModel, Field
 
 from scorekit.adapters.http import create_routes, parse_body
-from scorekit.adapters.shared import MAX_IN_FLIGHT
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit, run_app
 from scorekit.config import check_config
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
 MAX_ITEMS, MAX_FIELD_CHARS = 10_000, 100_000
 #: Seconds for an answer. The client waits 120 by default.
 DEADLINE_S = 110.0
+#: Concurrent requests to a service: the client sends many small ones.
+MAX_IN_FLIGHT = 256
 
 Text = Annotated[str, Field(max_length=MAX_FIELD_CHARS)]
 

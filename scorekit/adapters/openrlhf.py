@@ -33,24 +33,20 @@ from pydantic import BaseModel, FailFast
 from scorekit.adapters.http import create_routes, parse_body
 from scorekit.adapters.shared import (
     RewardSettings,
-    Samples,
-    check_single_samples,
+    TrainerReward,
+    TrainerRow,
+    check_definition,
     component_columns,
-    definition_of_service,
     fields_of,
     message_text,
-    options_for,
-    reward_of,
     reward_settings,
 )
-from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit, print_line, run_app
 from scorekit.errors import UserError
 from scorekit.net.hosts import is_loopback
-from scorekit.rewards import CompositeReward, load_definition, raise_for_missing
+from scorekit.rewards import load_definition, raise_for_missing
 from scorekit.rewards.results import Range, reward_range
 from scorekit.schemas import Overlong
-from scorekit.scorers import raise_for_failures
 from scorekit.text.end_marks import without_end_marks
 
 if TYPE_CHECKING:
@@ -60,6 +56,8 @@ Trainer = Literal["openrlhf", "slime"]
 #: Seconds that each trainer waits for an answer, and those of our deadline by default.
 WAITS_S: dict[str, float] = {"openrlhf": 180.0, "slime": 120.0}
 DEADLINES_S: dict[str, float] = {"openrlhf": 170.0, "slime": 110.0}
+#: Part of `--deadline` that a request of several samples may take; then each is requested alone.
+SHARE_OF_DEADLINE = 0.7
 #: `--reward.clip_range` of OpenRLHF 0.11.2 by default.
 OPENRLHF_CLIP_RANGE = (-10.0, 10.0)
 
@@ -112,23 +110,20 @@ def completion_of(
 
 
 class RewardServer:
-    """Answers the requests of OpenRLHF and slime with scores of a service, or composite rewards.
+    """Answers the requests of OpenRLHF and slime with rewards.
 
-    client: a CompositeReward if the settings have a definition. clip_range: of OpenRLHF, if rewards
-    may be outside: then each answer to it says whether its reward is, and `metrics` counts them.
+    clip_range: of OpenRLHF, if rewards may be outside: then each answer to it says whether its
+    reward is, and `metrics` counts them.
     """
 
     def __init__(
         self,
-        client: ScoringClient | CompositeReward,
-        settings: RewardSettings,
+        reward: TrainerReward,
         end_marks: Sequence[str] | None = None,
         turn_mark: str | None = None,
         clip_range: tuple[float, float] | None = None,
     ) -> None:
-        self._client = client
-        self._settings = settings
-        self._samples = Samples(settings)
+        self._reward = reward
         self._end_marks = end_marks
         self._turn_mark = turn_mark
         self._clip_range = clip_range
@@ -139,7 +134,7 @@ class RewardServer:
 
         Raises UserError if the request has another form, SampleError if a sample failed, and the
         client's errors."""
-        rewards, logs = await self._score(self._parse_samples(body))
+        rewards, logs = await self._score(self._parse_rows(body))
         if self._clip_range is not None:
             low, high = self._clip_range
             is_outside = [float(not low <= reward <= high) for reward in rewards]
@@ -160,47 +155,43 @@ class RewardServer:
     async def remote_rm(self, body: bytes) -> float:
         """Return the answer to slime, which uses it unchanged. Raises as `get_reward`."""
         request = parse_body(SlimeRequest, body)
-        mt = without_end_marks(request.response, self._end_marks)
-        sample = self._samples.sample(fields_of(request.label), message_text(request.prompt), mt)
-        (reward,), _ = await self._score([sample])
+        text = without_end_marks(request.response, self._end_marks)
+        row = TrainerRow(fields_of(request.label), message_text(request.prompt), text)
+        (reward,), _ = await self._score([row])
         return reward
 
-    async def _score(
-        self, samples: list[dict[str, Any]]
-    ) -> tuple[list[float], dict[str, list[float]]]:
+    async def _score(self, rows: list[TrainerRow]) -> tuple[list[float], dict[str, list[float]]]:
         """Return the rewards, and the numbers for OpenRLHF's log by name.
 
         OpenRLHF 0.11.2 ends a run if samples have different names in it, or None. So each sample
         has all names of a definition, and NaN where it has no value.
         """
-        if isinstance(self._client, CompositeReward):
-            composite_results = await self._client.score(samples)
-            rewards = raise_for_missing(composite_results)
-            columns = component_columns(composite_results)
-            return rewards, {
-                name: [math.nan if value is None else value for value in values]
+        results = await self._reward.score(rows)
+        rewards = raise_for_missing(results)
+        columns = component_columns(results)
+        if self._reward.settings.definition is None:  # the score of its one service
+            columns = {
+                f"{name.removeprefix('component/')}_score": values
                 for name, values in columns.items()
             }
-        info = await self._client.limits()
-        results = await self._client.score(samples, options_for(info, self._settings))
-        scored = raise_for_failures(results)
-        logs = {f"{info.service}_score": [result.score for result in scored]}
-        return [reward_of(result, info, self._settings) for result in scored], logs
+        return rewards, {
+            name: [math.nan if value is None else value for value in values]
+            for name, values in columns.items()
+        }
 
-    def _parse_samples(self, body: bytes) -> list[dict[str, Any]]:
+    def _parse_rows(self, body: bytes) -> list[TrainerRow]:
         request = parse_body(RewardRequest, body)
         labels = request.labels or [None] * len(request.query)
         if not len(request.query) == len(request.prompts) == len(labels):
             raise UserError("query, prompts and labels have different lengths")
-        samples = []
-        for index, query in enumerate(request.query):
-            prompt = request.prompts[index]
+        rows = []
+        for index, (query, prompt) in enumerate(zip(request.query, request.prompts, strict=True)):
             try:
-                mt = completion_of(query, prompt, self._end_marks, self._turn_mark)
-                samples.append(self._samples.sample(fields_of(labels[index]), prompt, mt))
+                text = completion_of(query, prompt, self._end_marks, self._turn_mark)
             except UserError as error:
                 raise UserError(f"sample {index}: {error}") from None
-        return samples
+            rows.append(TrainerRow(fields_of(labels[index]), prompt, text))
+        return rows
 
 
 def create_app(
@@ -461,11 +452,12 @@ def _source(
         for name in values:
             raise UserError(f"--{name}: has no effect beside --definition. Set it in the file")
         checked = load_definition(definition)
-        check_single_samples(checked, "the trainer")
+        check_definition(checked, "the trainer", ())
         return {"definition": checked}
     values.pop("service", None)
     deadline = values.pop("deadline", DEADLINES_S[trainer])
-    return {**values, "timeout_s": deadline, "deadline_s": deadline, "url": url}
+    timeout_s = SHARE_OF_DEADLINE * deadline
+    return {**values, "timeout_s": timeout_s, "deadline_s": deadline, "url": url}
 
 
 async def _serve(
@@ -474,11 +466,11 @@ async def _serve(
     from scorekit.server.http.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
-        client, label, rewards = await _opened(stack, settings, start)
+        reward, label, rewards = await _opened(stack, settings, start)
         clip_range = None
         if start.trainer == "openrlhf":
             clip_range = _counted_clip_range(rewards, start.clip_range)
-        server = RewardServer(client, settings, **marks, clip_range=clip_range)
+        server = RewardServer(reward, **marks, clip_range=clip_range)
         app = create_app(server, address.host, address.allow_host)
         path = "get_reward" if start.trainer == "openrlhf" else "remote_rm"
         announce = f"rewards of {label}: "
@@ -498,21 +490,18 @@ def _counted_clip_range(
 
 async def _opened(
     stack: AsyncExitStack, settings: RewardSettings, start: _Start
-) -> tuple[ScoringClient | CompositeReward, str, Range]:
-    """Return a source of rewards that fits the settings, what scores, and its range of rewards."""
+) -> tuple[TrainerReward, str, Range]:
+    """Return the source of rewards once it is ready, what scores, and its range of rewards."""
+    reward = TrainerReward(settings, "the trainer")
+    stack.push_async_callback(reward.close)
+    infos = await reward.check(start.wait_s)
+    definition = (await reward.composite()).definition
     if settings.definition is not None:
-        reward = await stack.enter_async_context(CompositeReward(settings.definition))
-        infos = await reward.check(wait_s=start.wait_s)
-        label = ", ".join(settings.definition.components)
-        return reward, label, reward_range(settings.definition, infos)
-    client = await stack.enter_async_context(ScoringClient(settings.url, **settings.client_options))
-    await client.wait_ready(start.wait_s)
-    info = await client.limits()
+        return reward, ", ".join(definition.components), reward_range(definition, infos)
+    (info,) = infos.values()
     if start.service is not None and info.service != start.service:
         raise UserError(f"--service {start.service}: {settings.url[0]} is a {info.service} service")
-    definition = definition_of_service(settings, info)
-    infos = dict.fromkeys(definition.components, info)
-    return client, info.model, reward_range(definition, infos)
+    return reward, info.model, reward_range(definition, infos)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,9 +19,11 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.client import ScoringClient
 from scorekit.config import describe_with_nearest
-from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
+from scorekit.credit import Alignment
+from scorekit.credit.assign import missed_spans
+from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.prompts import FIELDS, load_postprocess, load_template
@@ -29,18 +31,19 @@ from scorekit.rewards import (
     CompositeReward,
     RewardDefinition,
     RewardResult,
-    SyncCompositeReward,
+    TokenRewards,
     load_definition,
+    raise_for_missing,
+    token_rewards,
 )
+from scorekit.rewards.definition import SeverityWeights
 from scorekit.rewards.results import log_words
-from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
+from scorekit.schemas import Info, Overlong
 
 log = logging.getLogger(__name__)
 
-#: Some trainers send one completion per request, from many threads.
-MAX_IN_FLIGHT = 256
 #: What a trainer may give beside single rows.
-Sent = Literal["finish_reason", "groups"]
+Sent = Literal["finish_reason", "groups", "tokens"]
 #: Statuses of a component whose service has not answered.
 _OUTAGES = ("upstream", "timeout")
 
@@ -111,7 +114,7 @@ class RewardSettings(BaseSettings):
         """Return the options of the service's client."""
         limits = {"timeout_s": self.timeout_s, "deadline_s": self.deadline_s}
         # A trainer may be started before its service, also in a notebook.
-        return {**limits, "max_in_flight": MAX_IN_FLIGHT, "first_answer_s": self.deadline_s}
+        return {**limits, "first_answer_s": self.deadline_s}
 
 
 #: Settings that a reward definition has itself, for each component.
@@ -161,7 +164,7 @@ class Samples:
     def __init__(self, settings: RewardSettings) -> None:
         if settings.src_pattern is not None and settings.src_template is not None:
             raise UserError("src_pattern and src_template: give one of them")
-        fixed = {name: getattr(settings, name) for name in ("task", "src_lang", "tgt_lang")}
+        fixed = {name: getattr(settings, name) for name in ("src_lang", "tgt_lang")}
         keys = {name: getattr(settings, f"{name}_key") for name in ("ref", "src_lang", "tgt_lang")}
         self._fixed = {name: value for name, value in fixed.items() if value is not None}
         self._keys = {name: key for name, key in keys.items() if key is not None}
@@ -242,104 +245,6 @@ def _text(fields: Mapping[str, Any], key: str, setting: str) -> str:
     return str(fields[key])
 
 
-def reward_of(result: Scored | JudgeScored, info: Info, settings: RewardSettings) -> float:
-    """Return the reward (higher is better): the score, or offset - score if a low score is good."""
-    scale = (info.tasks or {}).get(settings.task or "", info)
-    return result.score if scale.higher_is_better else settings.offset - result.score
-
-
-def options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
-    """Return the options of a request. A judge has no option for overlong samples: they fail.
-
-    Raises UserError if the service does not support the settings. Otherwise every sample would
-    fail by itself, and a trainer may ignore single failures."""
-    if info.service != "judge":
-        if settings.task is not None:
-            raise UserError(f"task {settings.task!r}: {info.service} is no judge, and has no tasks")
-        return {"overlong": settings.overlong}
-    if settings.task is None:
-        raise UserError("the service is a judge: name a task that scores translations (task: mqm)")
-    if info.tasks is not None and settings.task not in info.tasks:
-        raise UserError(f"task {settings.task!r}: this judge has {', '.join(info.tasks)}")
-    if settings.overlong == "windows":
-        raise UserError("overlong: windows: a judge reads whole texts")
-    for name in ("src_lang", "tgt_lang") if settings.task == "mqm" else ():
-        if getattr(settings, name) is None and getattr(settings, f"{name}_key") is None:
-            raise UserError(f"task 'mqm' wants languages: give {name} or {name}_key")
-    return {}
-
-
-class Rewards:
-    """Gets rewards from a scoring service, for code that is not async."""
-
-    def __init__(self, settings: RewardSettings) -> None:
-        self.settings = settings
-        self.samples = Samples(settings)
-        self._client = SyncScoringClient(settings.url, **settings.client_options)
-
-    def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
-        """Return the results of samples. See ScoringClient.score."""
-        return self._client.score(samples, _options_for(self._client.limits(), self.settings))
-
-    def score_each(self, samples: Sequence[Mapping[str, str]]) -> list[Result | None]:
-        """Return the results of samples, or None for a sample whose request fails.
-
-        If a request of many fails, each sample is requested alone, all at once and each with its
-        own deadline: one text that a service cannot answer must not cost the others their score.
-        What the service has scored before, it answers from its cache.
-
-        Raises ScorekitError if no sample has an answer, and UserError for a wrong setting.
-        """
-        try:
-            return list(self.score(samples))
-        except UserError:
-            raise
-        except ScorekitError as error:
-            if len(samples) == 1:
-                raise
-            kind = type(error).__name__  # its text may be the server's
-            log.warning("%s: each of %d samples is requested alone", kind, len(samples))
-            results = self._score_alone(samples)
-            if all(result is None for result in results):
-                raise
-            log.warning("%d of %d samples have no answer", results.count(None), len(results))
-            return results
-
-    def _score_alone(self, samples: Sequence[Mapping[str, str]]) -> list[Result | None]:
-        options = _options_for(self._client.limits(), self.settings)
-
-        async def score_one(client: ScoringClient, sample: Mapping[str, str]) -> Result | None:
-            try:
-                return (await client.score([sample], options))[0]
-            except (ServiceUnreachable, RequestError) as error:
-                log.debug("no answer for a sample: %s", type(error).__name__)
-                return None
-
-        async def score_all(client: ScoringClient) -> list[Result | None]:
-            return await asyncio.gather(*(score_one(client, sample) for sample in samples))
-
-        return self._client.run(score_all)
-
-    def reward(self, result: Scored | JudgeScored) -> float:
-        """Return the reward of a result of `score`."""
-        return reward_of(result, self._client.limits(), self.settings)
-
-
-def rewards_for(settings: RewardSettings) -> Rewards:
-    """Return the client of these settings. It is reused within a process, because a trainer calls
-    this once per batch or once per sample."""
-    return _rewards(settings.model_dump_json(), os.getpid())
-
-
-@lru_cache(maxsize=8)
-def _rewards(settings_json: str, pid: int) -> Rewards:
-    """Return the client of these settings in this process.
-
-    pid: part of the cache key, because a forked process does not have the client's thread.
-    """
-    return Rewards(RewardSettings.model_validate_json(settings_json))
-
-
 def message_text(message: Any) -> str:
     """Return the text of a prompt or completion.
 
@@ -393,6 +298,18 @@ class TrainerRow(NamedTuple):
     completion: str
 
 
+class SpanWeights(NamedTuple):
+    """The short form of a definition's `token_rewards`: the error spans of one component.
+
+    component: None: the service of `url`. weight: of their penalties. options: further keys of
+    `token_rewards`; severities as `severities_of` returns them.
+    """
+
+    component: str | None = None
+    weight: float = 1.0
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
 class TrainerReward:
     """Gives a trainer the rewards of its completions. Use it in one event loop.
 
@@ -400,23 +317,37 @@ class TrainerReward:
     it is asked once what it is. Samples of concurrent calls share requests.
 
     trainer: its name, in errors. sends: what it gives beside single rows, and so a definition may
-    read: `finish_reason` in the fields, and the `groups` of the completions.
+    read: `finish_reason` in the fields, the `groups` of the completions, and their `tokens`, which
+    get rewards. spans: where the definition has no `token_rewards`.
     Raises UserError if a setting or the definition is wrong or does not fit the trainer, or if a
     rule or a model cannot be loaded.
     """
 
     def __init__(
-        self, settings: RewardSettings, trainer: str, *, sends: Collection[Sent] = ()
+        self,
+        settings: RewardSettings,
+        trainer: str,
+        *,
+        sends: Collection[Sent] = (),
+        spans: SpanWeights | None = None,
     ) -> None:
         self.settings = settings
-        self.samples = Samples(settings)
+        self._samples, self._spans = Samples(settings), spans
         self._composite: CompositeReward | None = None
         self._client: ScoringClient | None = None
         if settings.definition is not None:
-            check_definition(settings.definition, trainer, sends)
-            self._composite = CompositeReward(settings.definition)
+            definition = settings.definition
+            if spans is not None and spans.component is not None:
+                definition = with_token_rewards(definition, spans.component, spans)
+            check_definition(definition, trainer, sends)
+            self._composite = CompositeReward(definition)
         else:
             self._client = ScoringClient(settings.url, **settings.client_options)
+
+    @property
+    def deadline_s(self) -> float:
+        """Return the seconds that a call may take."""
+        return (self.settings.definition or self.settings).deadline_s
 
     async def composite(self) -> CompositeReward:
         """Return the composite reward. Raises UserError if the service does not fit the settings,
@@ -425,7 +356,10 @@ class TrainerReward:
             assert self._client is not None
             info = await self._client.limits()
             if self._composite is None:  # else another call was faster
-                self._composite = CompositeReward(definition_of_service(self.settings, info))
+                definition = definition_of_service(self.settings, info)
+                if self._spans is not None:
+                    definition = with_token_rewards(definition, info.service, self._spans)
+                self._composite = CompositeReward(definition)
         return self._composite
 
     async def check(self, wait_s: float) -> dict[str, Info]:
@@ -442,8 +376,35 @@ class TrainerReward:
         self, rows: Iterable[TrainerRow], groups: Sequence[Hashable] | None = None
     ) -> list[RewardResult]:
         """Return the reward of each row, or none, in order. See `CompositeReward.score`."""
-        samples = [self.samples.sample(*row) for row in rows]
+        samples = [self._samples.sample(*row) for row in rows]
         return await (await self.composite()).score(samples, groups=groups)
+
+    async def score_one(self, row: TrainerRow) -> RewardResult:
+        """Return the result of a row, which has a reward. Raises SampleError if it has none."""
+        results = await self.score([row])
+        raise_for_missing(results)
+        return results[0]
+
+    def token_rewards(self, result: RewardResult, alignment: Alignment) -> TokenRewards:
+        """Return the rewards of the tokens of a completion that has a reward.
+
+        result: of `score`. alignment: of the completion's tokens in the text that was scored.
+        Raises ValueError if a span is outside the text, UserError if a service marks no spans or a
+        severity has no weight.
+        """
+        assert self._composite is not None, "nothing was scored"
+        definition = self._composite.definition
+        _check_spans(definition, result, alignment)
+        tokens = token_rewards(definition, result, alignment.text, alignment.offsets)
+        assert tokens is not None, "a reward and spans inside the text"
+        return tokens
+
+    def numbers(self, result: RewardResult) -> dict[str, float | None]:
+        """Return the numbers of a result by name, the same names for each one: the score of `url`
+        under its service's name, or those of `component_numbers`. None: no value."""
+        if self.settings.definition is None:
+            return {name: component.raw for name, component in result.components.items()}
+        return component_numbers(result)
 
     async def close(self) -> None:
         """Cancel what is in flight, and close the connections."""
@@ -457,11 +418,16 @@ class SyncTrainerReward(ForkSafeClient[TrainerReward]):
     """TrainerReward for code that is not async, also in processes that fork."""
 
     def __init__(
-        self, settings: RewardSettings, trainer: str, *, sends: Collection[Sent] = ()
+        self,
+        settings: RewardSettings,
+        trainer: str,
+        *,
+        sends: Collection[Sent] = (),
+        spans: SpanWeights | None = None,
     ) -> None:
         super().__init__(
             f"reward of {trainer}",
-            lambda: TrainerReward(settings, trainer, sends=sends),
+            lambda: TrainerReward(settings, trainer, sends=sends, spans=spans),
             TrainerReward.close,
         )
 
@@ -470,6 +436,58 @@ class SyncTrainerReward(ForkSafeClient[TrainerReward]):
     ) -> list[RewardResult]:
         """See TrainerReward.score."""
         return self.run(lambda reward: reward.score(rows, groups))
+
+    def token_rewards(self, result: RewardResult, alignment: Alignment) -> TokenRewards:
+        """See TrainerReward.token_rewards."""
+        return self._current()[1].token_rewards(result, alignment)
+
+
+def with_token_rewards(
+    definition: RewardDefinition, component: str, spans: SpanWeights
+) -> RewardDefinition:
+    """Return a definition that rewards tokens by the error spans of a component.
+
+    Raises UserError if the definition has `token_rewards` itself, or if a key is wrong.
+    """
+    if definition.token_rewards is not None:
+        raise UserError("token_rewards: the definition has it. Set spans and weights in there")
+    section = {**spans.options, "spans": {component: spans.weight}}
+    return load_definition(definition.model_dump(exclude_unset=True) | {"token_rewards": section})
+
+
+def severities_of(weights: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return a trainer's `severity_weights` as a definition has them: each severity by name.
+
+    One that is not named has the weight of UNKNOWN, or none.
+    """
+    by_name = {severity.upper(): weight for severity, weight in weights.items()}
+    return dict.fromkeys(SeverityWeights.model_fields, by_name.get("UNKNOWN")) | by_name
+
+
+def _check_spans(definition: RewardDefinition, result: RewardResult, alignment: Alignment) -> None:
+    """Check the spans that become rewards of tokens, and log how many hit no token.
+
+    Raises UserError if a service marks none, ValueError if one is outside the text.
+    """
+    config = definition.token_rewards
+    for name in () if config is None else sorted(config.weighted & config.spans.keys()):
+        component = result.components[name]
+        if component.status != "ok":
+            continue  # a refused text
+        spans = getattr(component.answer, "error_spans", None)
+        if spans is None:
+            raise UserError(
+                f"{name}: the service marks no error spans. Name one that does (xcomet, or a judge "
+                "with task mqm)"
+            )
+        for span in spans:
+            if not 0 <= span.start <= span.end <= len(alignment.text):
+                length = len(alignment.text)
+                raise ValueError(
+                    f"{name}: span {span.start}-{span.end} in a text of {length} characters"
+                )
+        if missed := missed_spans(spans, alignment.offsets):
+            log.warning("%s: %d spans hit no token", name, missed)
 
 
 def check_definition(definition: RewardDefinition, trainer: str, sends: Collection[Sent]) -> None:
@@ -484,32 +502,11 @@ def check_definition(definition: RewardDefinition, trainer: str, sends: Collecti
             raise UserError(
                 f"components.{name}: reads finish_reason, which {trainer} does not send. Remove it"
             )
-
-
-class CompositeRewards:
-    """Gets composite rewards from services, for code that is not async."""
-
-    def __init__(self, settings: RewardSettings) -> None:
-        self.samples = Samples(settings)
-        self._reward = SyncCompositeReward(definition_of(settings))
-
-    def score(
-        self, samples: Sequence[Mapping[str, Any]], groups: Sequence[Hashable] | None = None
-    ) -> list[RewardResult]:
-        """Return the results of samples. See `CompositeReward.score`.
-
-        Raises ServiceUnreachable if no sample has a reward, and each lacks a service's answer.
-        """
-        results = self._reward.score(samples, groups=groups)
-        raise_for_outage(results)
-        return results
-
-
-def definition_of(settings: RewardSettings) -> RewardDefinition:
-    """Return the settings' definition. Raises UserError if there is none."""
-    if settings.definition is None:
-        raise UserError("definition: not set. Give the path of a YAML file")
-    return settings.definition
+    if definition.token_rewards is not None and "tokens" not in sends:
+        raise UserError(
+            f"token_rewards: {trainer} takes one number for a completion. Remove the section, or "
+            "see docs/how-to/reward-tokens.md"
+        )
 
 
 def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinition:
@@ -605,6 +602,23 @@ def log_missing(name: str, results: Sequence[RewardResult]) -> None:
         )
 
 
+def component_numbers(result: RewardResult) -> dict[str, float | None]:
+    """Return `component/NAME` (raw), `scaled/NAME` and `gate_closed/NAME` (1 or 0).
+
+    Every sample has all names: verl takes those of the first one of a batch, and fails where
+    another lacks one. None: no value. verl's means leave None out, while NaN would make them NaN.
+    """
+    numbers: dict[str, float | None] = {}
+    for name, component in result.components.items():
+        numbers[f"component/{name}"] = component.raw
+        numbers[f"scaled/{name}"] = component.scaled
+    for name, gate in result.gates.items():
+        numbers[f"gate_closed/{name}"] = (
+            None if gate.status == "unknown" else float(gate.status == "closed")
+        )
+    return numbers
+
+
 def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float | None]]:
     """Return the numbers of `RewardResult.stats` by name, one for each result.
 
@@ -618,41 +632,6 @@ def component_columns(results: Sequence[RewardResult]) -> dict[str, list[float |
     ]
     stats = [result.stats() for result in results]
     return {name: [values.get(name) for values in stats] for name in names}
-
-
-def check_no_group_rules(definition: RewardDefinition, trainer: str) -> None:
-    """Raise UserError if a rule needs the other completions of a prompt."""
-    for name, config in definition.components.items():
-        if config.is_group_rule:
-            raise UserError(
-                f"components.{name}: a rule of groups, but {trainer} sends one completion in a "
-                "request. Remove it"
-            )
-
-
-def check_single_samples(definition: RewardDefinition, trainer: str) -> None:
-    """Raise UserError if a rule needs more than a trainer's request of one completion has."""
-    check_no_group_rules(definition, trainer)
-    for name in truncation_rules(definition):
-        raise UserError(
-            f"components.{name}: reads finish_reason, which {trainer} does not send. Remove it"
-        )
-
-
-def truncation_rules(definition: RewardDefinition) -> list[str]:
-    """Return the names of the components that read `finish_reason`."""
-    return [name for name, config in definition.components.items() if config.rule == "truncated"]
-
-
-def composite_rewards_for(settings: RewardSettings) -> CompositeRewards:
-    """Return the client of these settings. It is reused within a process, as `rewards_for` is."""
-    return _composite_rewards(settings.model_dump_json(), os.getpid())
-
-
-@lru_cache(maxsize=8)
-def _composite_rewards(settings_json: str, pid: int) -> CompositeRewards:
-    """Return the client of these settings in this process. pid: see `rewards._rewards`."""
-    return CompositeRewards(RewardSettings.model_validate_json(settings_json))
 
 
 Value = TypeVar("Value")

@@ -24,13 +24,21 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from scorekit.adapters import verl as adapter
-from scorekit.adapters.shared import RewardSettings, Samples, message_text, reward_settings
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Samples,
+    SpanWeights,
+    TrainerReward,
+    check_definition,
+    message_text,
+    reward_settings,
+    severities_of,
+)
 from scorekit.adapters.verl import (
+    LOOP_SENDS,
     RAISING_MANAGERS,
     certain_numbers,
-    make_rewards,
     plain_settings,
-    sample_definition,
 )
 from scorekit.command import run_command
 from scorekit.config import Config
@@ -82,10 +90,11 @@ def check_config(config: Mapping[str, Any]) -> None:
         )
     agent = config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"]
     if agent == TOKENS_AGENT:
-        settings = _check_token_rewards(config)
+        settings, spans = _check_token_rewards(config)
+        TrainerReward(settings, "verl", sends=LOOP_SENDS, spans=spans)
     else:
         settings = _check_function(config["reward"])
-    make_rewards(settings)
+        TrainerReward(settings, "verl")
     _check_components(config, settings)
     check_rows(config.get("data") or {}, settings, gets_prompt=agent == TOKENS_AGENT)
 
@@ -158,7 +167,7 @@ def _check_components(config: Mapping[str, Any], settings: RewardSettings) -> No
                 )
 
 
-def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
+def _check_token_rewards(config: Mapping[str, Any]) -> tuple[RewardSettings, SpanWeights]:
     if not config["trainer"]["use_v1"]:
         raise UserError(
             "trainer.use_v1: false would put the whole reward on the last token. Set it to true"
@@ -183,8 +192,9 @@ def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
         )
     entry = _loop_entry(path)
     settings = reward_settings(**entry.settings)
-    check_token_settings(settings, entry.span_component, entry.severity_weights)
-    return settings
+    has_weights = "severity_weights" in entry.model_fields_set
+    severity_weights = entry.severity_weights if has_weights else None
+    return settings, span_weights(settings, entry.span_component, severity_weights)
 
 
 def _loop_entry(path: str) -> LoopEntry:
@@ -214,34 +224,49 @@ def _loop_entry(path: str) -> LoopEntry:
     return entry
 
 
-def check_token_settings(
+def span_weights(
     settings: RewardSettings,
     span_component: str | None,
-    severity_weights: Mapping[str, Any] = SEVERITY_WEIGHTS,
+    severity_weights: Mapping[str, Any] | None = None,
     stop_ids: Any = None,
-) -> None:
-    """Raise UserError if it is not said which service's error spans become token rewards, or if a
-    severity weighs no number that a trainer can hold.
+) -> SpanWeights:
+    """Return which error spans become rewards of tokens, and what they weigh.
 
-    stop_ids: None: the tokenizer's EOS.
+    Without effect where the definition has `token_rewards`. stop_ids: None: the tokenizer's EOS.
+    Raises UserError if it is not said which service's spans these are, if it is said twice, or if a
+    severity weighs no number that a trainer can hold.
     """
+    weights = SEVERITY_WEIGHTS if severity_weights is None else severity_weights
     try:
-        check_trained_weights(severity_weights)
+        check_trained_weights(weights)
         if stop_ids is not None:
             check_stop_ids(stop_ids)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if settings.definition is None:
+    options = {"severity_weights": severities_of(weights)}
+    definition = settings.definition
+    if definition is None:
         if span_component is not None:
             raise UserError("span_component: has no effect without definition. Remove it")
-        return
-    components = sample_definition(settings).components
-    services = [name for name, config in components.items() if config.service is not None]
+        return SpanWeights(options=options)
+    check_definition(definition, "verl", LOOP_SENDS)
+    if definition.token_rewards is not None:
+        for key, value in (
+            ("span_component", span_component),
+            ("severity_weights", severity_weights),
+        ):
+            if value is not None:
+                raise UserError(
+                    f"{key}: has no effect beside token_rewards of the definition. Set it in there"
+                )
+        return SpanWeights()
+    services = [name for name, c in definition.components.items() if c.service is not None]
     if span_component not in services:
         raise UserError(
             f"span_component: {span_component!r} is no component with a service. Name one of "
             f"{', '.join(services) or '(none)'} whose service marks error spans"
         )
+    return SpanWeights(span_component, options=options)
 
 
 def check_rows(

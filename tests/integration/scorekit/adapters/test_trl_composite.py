@@ -328,7 +328,7 @@ def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
     assert call(reward_function(), ["가"])[0] == expected
     assert call(reward_function(metricx, offset=4.0), ["가"])[0] == [expected[0] - 1]
     spans = SpanRewards(metricx, tokenizer=None)
-    with pytest.raises(UserError, match="SpanRewards needs the url of one service"):
+    with pytest.raises(UserError, match="definition: has no token_rewards"):
         SpanRewards(tokenizer=None)
     monkeypatch.delenv("SCOREKIT_REWARD_DEFINITION")
     assert spans.credits == []
@@ -343,7 +343,7 @@ def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
         with pytest.raises(UserError, match=message) as error_info:
             reward_function(**settings)
         assert "\n" not in str(error_info.value)
-    with pytest.raises(UserError, match="SpanRewards needs the url of one service"):
+    with pytest.raises(UserError, match="definition: has no token_rewards"):
         SpanRewards(tokenizer=None, definition=path)
 
 
