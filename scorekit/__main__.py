@@ -115,7 +115,7 @@ SERVICES = {
 }
 ADAPTERS = {
     "openrlhf": Entry("scorekit.adapters.openrlhf:app", "Serve rewards to OpenRLHF and slime."),
-    "gemmax": Entry("scorekit.adapters.gemmax.__main__:app", "Serve scores to gemmax."),
+    "gemmax": Entry("scorekit.adapters.gemmax:app", "Serve scores to gemmax."),
 }
 
 app = typer.Typer(

@@ -13,16 +13,23 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
+from scorekit.adapters.shared import severities_of
+from scorekit.config import check_config
 from scorekit.credit import (
     SEVERITY_WEIGHTS,
     AdvantageNorm,
-    TokenCredit,
-    assign_credit,
     compute_advantages,
     decode_completion,
 )
+from scorekit.credit.assign import align_scored
 from scorekit.credit.text_parts import positions_of
 from scorekit.errors import UserError
+from scorekit.rewards import TokenRewards
+from scorekit.rewards.definition import TokenRewardConfig
+from scorekit.rewards.tokens import token_rewards_of
+from scorekit.schemas import ErrorSpan
 
 log = logging.getLogger(__name__)
 #: The key of `trace.info` that our tasks for verifiers write.
@@ -33,7 +40,7 @@ def span_advantages(
     traces: Sequence[Any],
     tokenizer: Any,
     *,
-    severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
+    severity_weights: Mapping[str, float | None] | None = None,
     span_component: str | None = None,
     norm: AdvantageNorm = "group",
     stop_ids: Sequence[int] | None = None,
@@ -46,10 +53,13 @@ def span_advantages(
     with weight 0 may): that one is logged, and is in no mean. prime-rl leaves tokens with 0 out of
     the loss (`filter_zero_advantages`, its default).
 
-    tokenizer: of the policy. span_component: the component whose spans count; None: the only one.
-    stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
-    Raises UserError for a trace of another task, for a span component that does not exist, and for
-    a severity without a weight; ValueError for an argument without a meaning.
+    The rewards of tokens are those of the definition's `token_rewards`. Where it has none:
+    span_component: the component whose spans count; None: the only one. severity_weights: None:
+    those of `scorekit.credit`.
+    tokenizer: of the policy. stop_ids: ids that end a completion and are no part of its text; None:
+    the tokenizer's EOS.
+    Raises UserError for a trace of another task, for a span component that does not exist or has no
+    effect, and for a severity without a weight; ValueError for an argument without a meaning.
     """
     eos = tokenizer.eos_token_id
     stops = ([] if eos is None else [eos]) if stop_ids is None else stop_ids
@@ -68,7 +78,7 @@ def span_advantages(
             for trace_ids, credit in zip(ids, credits, strict=True)
         ],
         valid=[
-            [False] * len(trace_ids) if credit is None else credit.covered
+            [False] * len(trace_ids) if credit is None else credit.valid
             for trace_ids, credit in zip(ids, credits, strict=True)
         ],
         groups=[0] * len(traces),
@@ -103,16 +113,15 @@ def _credit(
     ids: Sequence[int],
     tokenizer: Any,
     span_component: str | None,
-    severity_weights: Mapping[str, float | None],
+    severity_weights: Mapping[str, float | None] | None,
     stop_ids: Sequence[int],
-) -> TokenCredit | None:
+) -> TokenRewards | None:
     """Return the rewards of one trace's tokens; None: no spans, or they do not fit its ids."""
     info = _info(trace)
-    # No service has read a refused text; its reward counts for all of it.
-    marked: dict[str, Any] | None = {"error_spans": [], "mt_covered": None}
-    if not info["is_refused_text"]:
-        marked = _spans(info, span_component)
-    if marked is None:
+    if info["is_refused_text"]:  # no service has read it; its reward counts for all of it
+        return TokenRewards([0.0] * len(ids), [True] * len(ids))
+    config = _config(info, span_component, severity_weights)
+    if not config.weighted <= info["spans"].keys():
         log.warning("trace %s has no error spans, and is left out: they failed", trace.id)
         return None
     text = info["mt"]
@@ -122,35 +131,66 @@ def _credit(
         positions = positions_of(text, raw)
         begin = positions[-1 - repeats] if len(positions) > repeats else len(raw)
     try:
-        return assign_credit(
+        alignment = align_scored(
             tokenizer,
             ids,
-            marked["error_spans"],
-            severity_weights,
             text=text,
             text_start=None if begin < 0 or repeats is None else begin,
             stop_ids=stop_ids,
-            mt_covered=marked["mt_covered"],
         )
+        answers = {name: _Answer(**info["spans"][name]) for name in config.weighted}
+        tokens = token_rewards_of(config, answers, text, alignment.offsets)
+        if tokens is None:
+            raise ValueError("a span is outside the text")
+        return tokens
     except ValueError as error:
         log.warning("trace %s has no token rewards, and is left out: %s", trace.id, error)
         return None
 
 
-def _spans(info: Mapping[str, Any], component: str | None) -> dict[str, Any] | None:
-    """Return the spans of a component; None: it has failed for this text."""
+class _Answer(BaseModel):
+    """The parts of a service's answer that a trace has."""
+
+    error_spans: list[ErrorSpan]
+    omissions: list[ErrorSpan] | None = None
+    mt_covered: int
+
+
+def _config(
+    info: Mapping[str, Any],
+    component: str | None,
+    severity_weights: Mapping[str, float | None] | None,
+) -> TokenRewardConfig:
+    """Return which spans become rewards of tokens, and what they weigh."""
+    if section := info.get("token_rewards"):
+        if component is not None or severity_weights is not None:
+            raise UserError(
+                "span_component and severity_weights have no effect beside token_rewards of the "
+                "definition. Set them in there"
+            )
+        return check_config(TokenRewardConfig, section, "token_rewards")
+    weights = SEVERITY_WEIGHTS if severity_weights is None else severity_weights
+    options = {
+        "severity_weights": severities_of(weights),
+        "spans": {_marking(info, component): 1.0},
+    }
+    return check_config(TokenRewardConfig, options, "span_advantages")
+
+
+def _marking(info: Mapping[str, Any], component: str | None) -> str:
+    """Return the component whose spans count, which may have failed for this text."""
     spans: Mapping[str, dict[str, Any]] = info["spans"]
     if component is None and len(spans) == 1:
-        return next(iter(spans.values()))
+        return next(iter(spans))
     if component is not None and component in spans:
-        return spans[component]
+        return component
     failed = {
         name.removeprefix("component/")
         for name, value in info["components"].items()
         if name.startswith("component/") and value is None
     }
     if component in failed or (component is None and not spans and failed):
-        return None
+        return component or min(failed)
     names = ", ".join(spans) or "none"
     raise UserError(
         f"span_component: {component!r} marks no error spans. Set one of those that do: {names}"

@@ -27,22 +27,27 @@ from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 
-from scorekit.adapters.composite import (
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Sent,
+    TrainerReward,
+    TrainerRow,
     component_columns,
-    definition_of_service,
+    fields_of,
     is_outage,
+    message_text,
     once_per_loop,
     raise_for_outage,
+    reward_settings,
 )
-from scorekit.adapters.remote_requests import fields_of
-from scorekit.adapters.rewards import RewardSettings, Samples, message_text, reward_settings
-from scorekit.client import ScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.rewards import CompositeReward, RewardResult
+from scorekit.rewards import RewardResult
 from scorekit.text.end_marks import without_end_marks
 
 log = logging.getLogger(__name__)
 
+#: What slime gives beside single rows.
+_SENDS: tuple[Sent, ...] = ("finish_reason", "groups")
 #: Key of a sample's `metadata` with the numbers of its components, and why it has no reward.
 STATS_KEY, REASON_KEY = "scorekit_stats", "scorekit_no_reward"
 #: Estimators for which slime subtracts the group's mean, divides by its deviation, or does neither.
@@ -59,25 +64,13 @@ class SlimeRewards:
     """Scores samples of slime within one event loop. Concurrent calls share requests."""
 
     def __init__(self, settings: RewardSettings) -> None:
-        self._settings = settings
-        self._samples = Samples(settings)
-        self._reward: CompositeReward | None = None
-        if settings.definition is not None:
-            self._reward = CompositeReward(settings.definition)
-        self._opening = asyncio.Lock()
+        self._reward = TrainerReward(settings, "slime", sends=_SENDS)
+        self._has_group_rules = (
+            settings.definition is not None and settings.definition.has_group_rules
+        )
         self._call_ended = asyncio.Condition()
         self._num_running = 0
         self._scored_at = -math.inf
-
-    async def _composite(self) -> CompositeReward:
-        """Return the composite reward. That of a `url` needs to know what runs there."""
-        async with self._opening:
-            if self._reward is None:
-                settings = self._settings
-                async with ScoringClient(settings.url, deadline_s=settings.deadline_s) as client:
-                    info = await client.info()
-                self._reward = CompositeReward(definition_of_service(settings, info))
-            return self._reward
 
     async def score(self, samples: Sequence[Any], *, is_group: bool) -> list[RewardResult]:
         """Return the results of slime's samples. is_group: rules of groups may compare them.
@@ -85,15 +78,14 @@ class SlimeRewards:
         Raises ServiceUnreachable if services answer neither for these samples nor for those of
         other calls, and the errors of `CompositeReward.score`.
         """
-        reward = await self._composite()
-        if reward.definition.has_group_rules and not is_group:
+        if self._has_group_rules and not is_group:
             raise UserError("the definition has a rule of groups. Start slime with --group-rm")
         groups = [sample.group_index for sample in samples] if is_group else None
-        fields = [self._fields(sample) for sample in samples]
+        rows = [_row(sample) for sample in samples]
         self._num_running += 1
         results: list[RewardResult] = []
         try:
-            results = await reward.score(fields, groups=groups)
+            results = await self._reward.score(rows, groups)
         finally:
             self._num_running -= 1
             if any(result.reward is not None for result in results):
@@ -101,15 +93,15 @@ class SlimeRewards:
             async with self._call_ended:
                 self._call_ended.notify_all()
         if is_outage(results):
-            await self._check_outage(results, reward.definition.deadline_s)
+            await self._check_outage(results)
         return results
 
-    async def _check_outage(self, results: Sequence[RewardResult], deadline_s: float) -> None:
+    async def _check_outage(self, results: Sequence[RewardResult]) -> None:
         """Raise ServiceUnreachable if no call has scored a sample for `deadline_s`.
 
         Else the failure is that of these texts. Calls that are still running are waited for: each
         ends at its own deadline."""
-        oldest = time.monotonic() - deadline_s
+        oldest = time.monotonic() - self._reward.deadline_s
         async with self._call_ended:
             await self._call_ended.wait_for(
                 lambda: self._scored_at > oldest or not self._num_running
@@ -117,14 +109,14 @@ class SlimeRewards:
         if self._scored_at <= oldest:
             raise_for_outage(results)
 
-    def _fields(self, sample: Any) -> dict[str, Any]:
-        fields = {
-            **sample.metadata,
-            **fields_of(sample.label),
-            "finish_reason": _FINISH_REASONS.get(sample.status.value),
-        }
-        text = without_end_marks(sample.response)
-        return self._samples.sample(fields, message_text(sample.prompt), text)
+
+def _row(sample: Any) -> TrainerRow:
+    fields = {
+        **sample.metadata,
+        **fields_of(sample.label),
+        "finish_reason": _FINISH_REASONS.get(sample.status.value),
+    }
+    return TrainerRow(fields, message_text(sample.prompt), without_end_marks(sample.response))
 
 
 async def reward(args: Any, sample: Any, **_: Any) -> Any:

@@ -6,25 +6,26 @@ trainer = GRPOTrainer(..., reward_funcs=reward_function(definition="reward.yaml"
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
-from scorekit.adapters.composite import (
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Samples,
+    SyncTrainerReward,
+    TrainerRow,
+    completion_text,
     component_columns,
-    composite_rewards_for,
-    definition_of,
-    truncation_rules,
+    log_missing,
+    message_text,
+    raise_for_outage,
+    reward_settings,
 )
-from scorekit.adapters.rewards import RewardSettings, message_text, reward_settings, rewards_for
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import RewardDefinition, RewardResult
 from scorekit.rewards.results import log_words, refusing_gate
-from scorekit.schemas import Failed
-
-log = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., list[float | None]]
 #: Calls in a row in which no completion has a reward, because components failed or gates could not
@@ -63,14 +64,33 @@ def reward_function(
     Raises UserError if a setting is wrong.
     """
     arguments = settings if url is None else {"url": url, **settings}
-    resolved_settings = reward_settings(**arguments)
-    is_composite = resolved_settings.definition is not None
+    checked = reward_settings(**arguments)
     if num_generations is not None:
-        _check_group_size(resolved_settings, num_generations)
-    if is_composite:
-        rewards = _composite_function(resolved_settings, name, num_generations)
-    else:
-        rewards = _service_function(resolved_settings)
+        _check_group_size(checked, num_generations)
+    source = SyncTrainerReward(checked, "TRL", sends=("groups", "finish_reason"))
+    samples, definition = Samples(checked), checked.definition
+    unrewarded = _UnrewardedCalls()
+
+    def rewards(
+        prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+    ) -> list[float | None]:
+        rows = [
+            TrainerRow(fields, message_text(prompt), completion_text(completion))
+            for fields, prompt, completion in zip(
+                rows_of_columns(columns, len(prompts)), prompts, completions, strict=True
+            )
+        ]
+        groups = None
+        if definition is not None and definition.has_group_rules:
+            groups = group_indices(prompts, [samples.sample(*row) for row in rows], num_generations)
+        results = source.score(rows, groups)
+        raise_for_outage(results)
+        log_missing(name, results)
+        if definition is not None:
+            _log_components(name, results, columns)
+        unrewarded.note([_failure(definition, result) for result in results])
+        return [result.reward for result in results]
+
     rewards.__name__ = rewards.__qualname__ = name
     return rewards
 
@@ -104,80 +124,11 @@ class _UnrewardedCalls:
             )
 
 
-def _service_function(settings: RewardSettings) -> RewardFunction:
-    rewards_for(settings)  # raises now if a pattern is wrong
-    unrewarded = _UnrewardedCalls()
-
-    def rewards(
-        prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
-    ) -> list[float | None]:
-        source = rewards_for(settings)
-        rows = rows_of_columns(columns, len(prompts))
-        samples = [
-            source.samples.sample(row, message_text(prompt), completion_text(completion))
-            for row, prompt, completion in zip(rows, prompts, completions, strict=True)
-        ]
-        results = source.score_each(samples)
-        unrewarded.note(
-            [
-                "no answer"
-                if r is None
-                else f"{r.error.type}: {r.error.message}"
-                if isinstance(r, Failed)
-                else None
-                for r in results
-            ]
-        )
-        return [None if r is None or isinstance(r, Failed) else source.reward(r) for r in results]
-
-    return rewards
-
-
-def _composite_function(
-    settings: RewardSettings, name: str, num_generations: int | None
-) -> RewardFunction:
-    definition = definition_of(settings)
-    composite_rewards_for(settings)  # raises now if a pattern or a rule is wrong
-    truncations = truncation_rules(definition)
-    unrewarded = _UnrewardedCalls()
-
-    def rewards(
-        prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
-    ) -> list[float | None]:
-        source = composite_rewards_for(settings)
-        rows = rows_of_columns(columns, len(prompts))
-        if truncations and rows and "finish_reason" not in rows[0]:
-            raise UserError(
-                f"components.{truncations[0]}: TRL passes no finish_reason. Remove the rule, or "
-                "return finish_reason from a rollout_func"
-            )
-        samples = [
-            source.samples.sample(row, message_text(prompt), completion_text(completion))
-            for row, prompt, completion in zip(rows, prompts, completions, strict=True)
-        ]
-        groups = None
-        if definition.has_group_rules:
-            groups = group_indices(prompts, samples, num_generations)
-        results = source.score(samples, groups)
-        _log_components(name, results, columns)
-        unrewarded.note([_failure(definition, result) for result in results])
-        return [result.reward for result in results]
-
-    return rewards
-
-
-def _failure(definition: RewardDefinition, result: RewardResult) -> str | None:
+def _failure(definition: RewardDefinition | None, result: RewardResult) -> str | None:
     """Return why a completion has no reward; None: it has one, or a closed gate has refused it."""
-    refusal = refusing_gate(definition, result.gates)
+    refusal = None if definition is None else refusing_gate(definition, result.gates)
     is_refused = refusal is not None and result.gates[refusal[0]].status == "closed"
     return None if result.reward is not None or is_refused else result.reason
-
-
-def completion_text(completion: Any) -> str:
-    """Return the text of a completion: of chat messages the policy's last text, no tool's."""
-    if isinstance(completion, str):
-        return completion
-    return message_text([m for m in completion if m.get("role", "assistant") == "assistant"])
 
 
 def group_indices(
@@ -240,15 +191,6 @@ def _log_components(
     TRL takes the mean of all values of a metric, in all processes. A value that is missing is
     not logged there; in the table of completions it is None.
     """
-    missing = [result.cause for result in results if result.reward is None]
-    if missing:
-        log.warning(
-            "%s: %d of %d completions have no reward: %s",
-            name,
-            len(missing),
-            len(results),
-            missing[0],
-        )
     log_metric, log_extra = functions.get("log_metric"), functions.get("log_extra")
     columns = component_columns(results)
     if log_metric is not None:

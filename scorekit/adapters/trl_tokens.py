@@ -16,18 +16,27 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
-from scorekit.adapters.rewards import message_text, reward_settings, rewards_for
+from scorekit.adapters.shared import (
+    Sent,
+    SpanWeights,
+    SyncTrainerReward,
+    TrainerRow,
+    log_missing,
+    message_text,
+    raise_for_outage,
+    reward_settings,
+    severities_of,
+)
 from scorekit.adapters.trl import rows_of_columns
 from scorekit.credit import (
     SEVERITY_WEIGHTS,
     AdvantageNorm,
     DecodeConfig,
-    TokenCredit,
-    assign_credit,
     combine_sources,
     compute_advantages,
     decode_completion,
 )
+from scorekit.credit.assign import align_scored
 from scorekit.credit.checks import (
     Combine,
     OverlapPolicy,
@@ -38,7 +47,7 @@ from scorekit.credit.checks import (
 )
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
-from scorekit.schemas import Failed, Result, Scored
+from scorekit.rewards import RewardResult, TokenRewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,13 +55,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class SpanRewards:
-    """A reward function of TRL whose service marks error spans.
+#: The options of token rewards where none is set.
+_DEFAULTS: dict[str, Any] = {
+    "severity_weights": severities_of(SEVERITY_WEIGHTS),
+    "overlap_policy": "any_overlap",
+    "overlap_threshold": 0.5,
+    "combine": "sum",
+    "use_confidence": False,
+}
+#: What the function gets beside single rows.
+_SENDS: tuple[Sent, ...] = ("finish_reason", "tokens")
 
-    It returns the service's score as the sequence reward of each completion (`reward_weights=[0]`
-    leaves that out of the sum), and stores the token rewards of the call for `TokenGRPOTrainer`:
-    one request gives both. A completion without a score, or whose spans do not fit its text, has
-    neither.
+
+class SpanRewards:
+    """A reward function of TRL whose services mark error spans.
+
+    It returns the reward of each completion (`reward_weights=[0]` leaves that out of the sum), and
+    stores the token rewards of the call for `TokenGRPOTrainer`: one request gives both. The reward
+    of a `url` is the service's score. A completion without one, or whose spans do not fit its text,
+    has neither.
     """
 
     def __init__(
@@ -72,38 +93,45 @@ class SpanRewards:
     ) -> None:
         """Check the settings; nothing is requested yet.
 
-        tokenizer: the policy's. weight: of the token rewards. stop_ids: ids that end a completion
-        and are no part of its text; None: the tokenizer's EOS. name: the name in TRL's log.
-        settings: those of RewardSettings (no definition), or SCOREKIT_REWARD_<NAME>. For the other
-        arguments see `scorekit.credit.assign_credit`.
-        Raises UserError if a setting is wrong.
+        tokenizer: the policy's. stop_ids: ids that end a completion and are no part of its text;
+        None: the tokenizer's EOS. name: the name in TRL's log. settings: those of RewardSettings,
+        or SCOREKIT_REWARD_<NAME>. A definition needs `token_rewards`, and has no rule of groups.
+        The others are the short form of `token_rewards` for a `url`: weight: of the penalties;
+        else see `scorekit.credit.assign_credit`.
+        Raises UserError if a setting is wrong or has no effect.
         """
-        self._settings = reward_settings(**(settings if url is None else {"url": url, **settings}))
-        if self._settings.definition is not None:
-            raise UserError(
-                "definition: SpanRewards needs the url of one service with error spans. Give the "
-                "definition to a reward_function beside it"
-            )
-        rewards_for(self._settings)  # raises now if a pattern is wrong
+        checked = reward_settings(**(settings if url is None else {"url": url, **settings}))
         _check_span_arguments(
             weight, stop_ids, severity_weights, overlap_policy, overlap_threshold, combine
         )
-        self._tokenizer = tokenizer
-        self._weight = weight
-        eos = getattr(tokenizer, "eos_token_id", None)
-        default_stops = [] if eos is None else [eos]
-        self._stop_ids = default_stops if stop_ids is None else list(stop_ids)
-        self._decode_cfg = DecodeConfig(load_postprocess(self._settings.postprocess))
-        self._severity_weights = dict(severity_weights)
-        self._options: dict[str, Any] = {
+        options: dict[str, Any] = {
+            "severity_weights": severities_of(severity_weights),
             "overlap_policy": overlap_policy,
             "overlap_threshold": overlap_threshold,
             "combine": combine,
             "use_confidence": use_confidence,
         }
+        spans = SpanWeights(None, weight, options)
+        if checked.definition is not None:
+            if checked.definition.token_rewards is None:
+                raise UserError(
+                    "definition: has no token_rewards. Add them, or give the url of one service "
+                    "with error spans, and the definition to a reward_function beside it"
+                )
+            if spans != SpanWeights(None, 1.0, _DEFAULTS):
+                raise UserError(
+                    "weight, severity_weights, combine and the like have no effect beside "
+                    "definition. Set them in its token_rewards"
+                )
+        self._source = SyncTrainerReward(checked, "SpanRewards", sends=_SENDS, spans=spans)
+        self._tokenizer = tokenizer
+        eos = getattr(tokenizer, "eos_token_id", None)
+        default_stops = [] if eos is None else [eos]
+        self._stop_ids = default_stops if stop_ids is None else list(stop_ids)
+        self._decode_cfg = DecodeConfig(load_postprocess(checked.postprocess))
         self.__name__ = self.__qualname__ = name
         #: Of each completion of the last call, in its order; None: it has no reward.
-        self.credits: list[TokenCredit | None] = []
+        self.credits: list[TokenRewards | None] = []
 
     def __call__(
         self,
@@ -119,9 +147,8 @@ class SpanRewards:
         ScorekitError if it answers for no completion.
         """
         self.credits = [None] * len(prompts)  # an exception must not leave those of the last call
-        source = rewards_for(self._settings)
-        samples = []
-        for row, prompt, completion, ids in zip(
+        rows = []
+        for fields, prompt, completion, ids in zip(
             rows_of_columns(columns, len(prompts)),
             prompts,
             completions,
@@ -130,54 +157,41 @@ class SpanRewards:
         ):
             _check_single_turn(completion)
             text = decode_completion(self._tokenizer, self._text_ids(ids))
-            samples.append(source.samples.sample(row, message_text(prompt), text))
-        rewards: list[float | None] = []
-        for index, result in enumerate(source.score_each(samples)):
-            credit = self._credit(completion_ids[index], result)
-            self.credits[index] = credit
-            is_scored = isinstance(result, Scored) and credit is not None
-            rewards.append(source.reward(result) if is_scored else None)  # type: ignore[arg-type]
-        return rewards
+            rows.append(TrainerRow(fields, message_text(prompt), text))
+        results = self._source.score(rows)
+        raise_for_outage(results)
+        log_missing(self.__name__, results)
+        self.credits = [
+            self._credit(ids, result) for ids, result in zip(completion_ids, results, strict=True)
+        ]
+        return [
+            None if credit is None else result.reward
+            for credit, result in zip(self.credits, results, strict=True)
+        ]
 
     def token_rewards(self) -> list[list[float] | None]:
         """Return the weighted token rewards of the last call, [B, T]; None: no reward."""
-        return [
-            None if credit is None else [self._weight * reward for reward in credit.rewards]
-            for credit in self.credits
-        ]
+        return [None if credit is None else credit.rewards for credit in self.credits]
 
     def covered(self) -> list[list[bool] | None]:
-        """Return which tokens the service has read in the last call, [B, T]; None: no reward."""
-        return [None if credit is None else credit.covered for credit in self.credits]
+        """Return which tokens are trained on, those that the services have read in the last call,
+        [B, T]; None: no reward."""
+        return [None if credit is None else credit.valid for credit in self.credits]
 
     def _text_ids(self, ids: Sequence[int]) -> Sequence[int]:
         return ids[:-1] if ids and ids[-1] in self._stop_ids else ids
 
-    def _credit(self, ids: Sequence[int], result: Result | None) -> TokenCredit | None:
-        if result is None or isinstance(result, Failed):
+    def _credit(self, ids: Sequence[int], result: RewardResult) -> TokenRewards | None:
+        if result.reward is None:
             return None
-        if not isinstance(result, Scored) or result.error_spans is None:
-            raise UserError(
-                f"{self.__name__}: {self._settings.url[0]} marks no error spans. Give the URL of a "
-                "service that does (xcomet, or a judge with task mqm)"
-            )
         try:
-            credit = assign_credit(
-                self._tokenizer,
-                ids,
-                result.error_spans,
-                self._severity_weights,
-                decode_cfg=self._decode_cfg,
-                stop_ids=self._stop_ids,
-                mt_covered=result.mt_covered,
-                **self._options,
+            alignment = align_scored(
+                self._tokenizer, ids, decode_cfg=self._decode_cfg, stop_ids=self._stop_ids
             )
+            return self._source.token_rewards(result, alignment)
         except ValueError as error:  # a span outside the text
             log.warning("%s: a completion has no reward: %s", self.__name__, error)
             return None
-        if credit.missed_spans:
-            log.warning("%s: %d spans hit no token", self.__name__, credit.missed_spans)
-        return credit
 
 
 def _check_span_arguments(weight: Any, stop_ids: Any, weights: Any, *options: Any) -> None:

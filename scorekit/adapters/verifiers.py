@@ -18,15 +18,23 @@ from openai import AsyncOpenAI
 from pydantic import Field
 from verifiers.v1.dialects.chat import message_to_wire
 
-from scorekit.adapters.composite import check_no_group_rules, definition_of, once_per_loop
 from scorekit.adapters.prime_rl import INFO
-from scorekit.adapters.rewards import RewardSettings, reward_settings
-from scorekit.adapters.verl import DefinitionRewards, ScoredText, ServiceRewards
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Sent,
+    TrainerReward,
+    TrainerRow,
+    check_definition,
+    once_per_loop,
+    reward_settings,
+)
 from scorekit.credit.text_parts import position_by_marking, positions_of
-from scorekit.errors import SampleError
+from scorekit.errors import TEXT_ERROR_TYPES, SampleError
 from scorekit.prompts import load_postprocess
-from scorekit.schemas import Scored
+from scorekit.rewards import RewardResult
 
+#: What a trace gives beside its row. The rewards of tokens are for prime-rl.
+SENDS: tuple[Sent, ...] = ("finish_reason", "tokens")
 #: A reward ends after this part of verifiers' time limit for scoring, which is no error there.
 SHARE_OF_LIMIT = 0.8
 
@@ -118,7 +126,7 @@ class TranslationTaskConfig(vf.TaskConfig):  # type: ignore[misc]
     """The settings of the reward."""
 
     reward: dict[str, Any] = Field(default_factory=dict)
-    """Settings of RewardSettings (scorekit/adapters/rewards.py): `url` or `definition`, and more;
+    """Settings of RewardSettings (scorekit/adapters/shared.py): `url` or `definition`, and more;
     what is not set comes from SCOREKIT_REWARD_<NAME>."""
 
 
@@ -137,43 +145,43 @@ class TranslationRowTask(vf.Task[TranslationData, vf.State, TranslationTaskConfi
         trace.info[INFO] = info
         try:
             async with asyncio.timeout(limit_s):
-                scored, text = await self._score(trace)
+                reward, result, text = await self._score(trace)
         except TimeoutError:
             info |= {"status": "late", "error": "no score before the limit for scoring"}
             raise SampleError("timeout", f"no score within {limit_s:g} s") from None
         except Exception as error:
             info["error"] = f"{type(error).__name__}: {error}"
             raise
-        info |= {"status": "ok", "reward": scored.reward, **_details(scored)}
+        info |= {"status": "ok", "reward": result.reward, **_details(reward, result)}
         info |= _scored_part(
             load_postprocess(translation_settings(self.config.reward).postprocess), text
         )
         trace.record_metrics({k: v for k, v in info["components"].items() if v is not None})
-        return scored.reward
+        assert result.reward is not None
+        return result.reward
 
-    async def _score(self, trace: Any) -> tuple[ScoredText, str]:
+    async def _score(self, trace: Any) -> tuple[TrainerReward, RewardResult, str]:
         settings = translation_settings(self.config.reward)
         if not trace.assistant_messages:  # verifiers scores what its limits have stopped, too
             message = f"no answer of the policy before {trace.stop_condition or 'the end'}"
             raise SampleError("upstream", message)
         text = trace.assistant_messages[-1].content or ""
-        rewards = once_per_loop("verifiers", self.config.reward, lambda: _client_of(settings))
+        reward = once_per_loop(
+            "verifiers",
+            self.config.reward,
+            lambda: TrainerReward(settings, "verifiers", sends=SENDS),
+        )
         fields = {**self.data.row, "finish_reason": trace.calls[-1].finish_reason}
-        return await rewards.score(fields, self.data.prompt_text, text), text
+        row = TrainerRow(fields, self.data.prompt_text, text)
+        return reward, await reward.score_one(row), text
 
 
 def translation_settings(values: Mapping[str, Any]) -> RewardSettings:
     """Return the settings of a reward. Raises UserError if one is wrong."""
     settings = reward_settings(**values)
     if settings.definition is not None:
-        check_no_group_rules(settings.definition, "verifiers")
+        check_definition(settings.definition, "verifiers", SENDS)
     return settings
-
-
-def _client_of(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:
-    if settings.definition is None:
-        return ServiceRewards(settings)
-    return DefinitionRewards(settings, definition_of(settings))
 
 
 def _scored_part(postprocess: Callable[[str], str], text: str) -> dict[str, Any]:
@@ -190,18 +198,30 @@ def _scored_part(postprocess: Callable[[str], str], text: str) -> dict[str, Any]
     return {"mt": mt, "mt_repeats": repeats}
 
 
-def _details(scored: ScoredText) -> dict[str, Any]:
+def _details(reward: TrainerReward, result: RewardResult) -> dict[str, Any]:
     """Return what `trace.info` holds of a scored translation, as JSON values.
 
     spans: by component, the error spans in `mt` (`start`, `end` in characters), and `mt_covered`,
-    the number of its characters that the service has read.
+    the number of its characters that the service has read. token_rewards: the section of the
+    definition, if it has one; then `spans` has `omissions`, too.
     """
-    spans = {
-        name: {
-            "error_spans": [span.model_dump(mode="json") for span in answer.error_spans],
-            "mt_covered": answer.mt_covered,
-        }
-        for name, answer in scored.answers.items()
-        if isinstance(answer, Scored) and answer.error_spans is not None
+    definition = reward.settings.definition
+    config = None if definition is None else definition.token_rewards
+    names = ("error_spans", "omissions") if config is not None else ("error_spans",)
+    spans = {}
+    for name, component in result.components.items():
+        answer: Any = component.answer
+        if getattr(answer, "error_spans", None) is not None:
+            marked = answer.model_dump(mode="json", include={*names, "mt_covered"})
+            spans[name] = {key: marked[key] for key in (*names, "mt_covered")}
+    is_refused = any(
+        c.is_required and c.status in TEXT_ERROR_TYPES for c in result.components.values()
+    )
+    details = {
+        "components": reward.numbers(result),
+        "spans": spans,
+        "is_refused_text": is_refused,
     }
-    return {"components": scored.numbers, "spans": spans, "is_refused_text": scored.is_refused_text}
+    if config is not None:
+        details["token_rewards"] = config.model_dump(mode="json")
+    return details

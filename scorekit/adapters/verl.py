@@ -15,36 +15,26 @@ completion.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-from scorekit.adapters.composite import check_single_samples, definition_of, once_per_loop
-from scorekit.adapters.rewards import (
-    RewardSettings,
-    Samples,
+from scorekit.adapters.shared import (
+    Sent,
+    SpanWeights,
+    TrainerReward,
+    TrainerRow,
     message_text,
-    options_for,
-    reward_of,
+    once_per_loop,
     reward_settings,
 )
-from scorekit.client import ScoringClient
-from scorekit.errors import (
-    TEXT_ERROR_TYPES,
-    ModelChanged,
-    RequestError,
-    SampleError,
-    UserError,
-)
-from scorekit.rewards import CompositeReward, RewardDefinition, RewardResult, raise_for_missing
-from scorekit.schemas import JudgeScored, Scored
-from scorekit.scorers import raise_for_failures
+from scorekit.errors import ModelChanged, RequestError, UserError
+from scorekit.rewards import RewardDefinition
 
 #: Reward managers of verl 0.9.1 that let an exception of an async function pass.
 RAISING_MANAGERS = ("naive", "dapo", "gdpo")
-
+#: What our agent loop gives beside single rows.
+LOOP_SENDS: tuple[Sent, ...] = ("tokens",)
 
 #: Statuses of a request that every later one gets, too: a wrong URL or key.
 _CONFIG_STATUS = frozenset({401, 403, 404, 405, 415})
@@ -75,122 +65,28 @@ def mistakes_end_the_run() -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredText:
-    """Holds the reward of one completion, its components, and the services' results.
-
-    numbers: of the components, by names that are the same for every sample; None: no value.
-    answers: the result of each service that has scored the text, by its component's name.
-    is_refused_text: the reward is the one that a definition gives to texts which a service refuses.
-    """
-
-    reward: float
-    numbers: dict[str, float | None]
-    answers: dict[str, Scored | JudgeScored]
-    is_refused_text: bool = False
-
-
-class ServiceRewards:
-    """Gets rewards from one scoring service within one event loop."""
-
-    def __init__(self, settings: RewardSettings) -> None:
-        self.settings = settings
-        self.samples = Samples(settings)
-        self._client = ScoringClient(settings.url, **settings.client_options)
-
-    async def score(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> ScoredText:
-        """Return the reward of one completion.
-
-        Raises SampleError, RequestError, ServiceUnreachable or UserError; never returns a number
-        for a failure."""
-        sample = self.samples.sample(fields, prompt, mt)
-        info = await self._client.limits()
-        results = await self._client.score([sample], options_for(info, self.settings))
-        (result,) = raise_for_failures(results)
-        reward = reward_of(result, info, self.settings)
-        if not (math.isfinite(reward) and math.isfinite(result.score)):
-            message = f"the score is {result.score}, the reward {reward}"
-            raise SampleError("non_finite", message, id=result.id, index=0)
-        return ScoredText(reward, {info.service: result.score}, {info.service: result})
-
-
-class DefinitionRewards:
-    """Gets composite rewards within one event loop. Concurrent calls share requests.
-
-    definition: one that the caller has checked; None: that of the settings, checked for verl.
-    """
-
-    def __init__(
-        self, settings: RewardSettings, definition: RewardDefinition | None = None
-    ) -> None:
-        self.samples = Samples(settings)
-        self._reward = CompositeReward(definition or sample_definition(settings))
-
-    async def score(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> ScoredText:
-        """Return the reward of one completion.
-
-        Raises SampleError if it has none, and the errors of `CompositeReward.score`."""
-        results = await self._reward.score([self.samples.sample(fields, prompt, mt)])
-        (reward,) = raise_for_missing(results)
-        components = results[0].components
-        answers = {
-            name: component.answer
-            for name, component in components.items()
-            if isinstance(component.answer, Scored | JudgeScored)
-        }
-        is_refused = any(c.weight and c.status in TEXT_ERROR_TYPES for c in components.values())
-        return ScoredText(reward, component_numbers(results[0]), answers, is_refused)
-
-
-def sample_definition(settings: RewardSettings) -> RewardDefinition:
-    """Return the settings' definition. Raises UserError if it needs more than verl passes."""
-    definition = definition_of(settings)
-    check_single_samples(definition, "verl")
-    return definition
-
-
-def component_numbers(result: RewardResult) -> dict[str, float | None]:
-    """Return `component/NAME` (raw), `scaled/NAME` and `gate_closed/NAME` (1 or 0).
-
-    Every sample has all names: verl takes those of the first one of a batch, and fails where
-    another lacks one. None: no value. verl's means leave None out, while NaN would make them NaN.
-    """
-    numbers: dict[str, float | None] = {}
-    for name, component in result.components.items():
-        numbers[f"component/{name}"] = component.raw
-        numbers[f"scaled/{name}"] = component.scaled
-    for name, gate in result.gates.items():
-        numbers[f"gate_closed/{name}"] = (
-            None if gate.status == "unknown" else float(gate.status == "closed")
-        )
-    return numbers
-
-
 def certain_numbers(definition: RewardDefinition) -> set[str]:
     """Return the names of `component_numbers` that every sample with a reward has a number for."""
-    components = definition.components
     names = {f"gate_closed/{name}" for name in definition.gates}
-    for name, config in components.items():
-        if config.weight and not definition.refused_text_reward:
+    if not definition.refused_text_reward:
+        for name in definition.required:
             names |= {f"component/{name}", f"scaled/{name}"}
     return names
 
 
-def async_rewards(values: Mapping[str, Any]) -> ServiceRewards | DefinitionRewards:
-    """Return the client of these settings for the running event loop.
+def reward_of_loop(values: Mapping[str, Any], spans: SpanWeights | None = None) -> TrainerReward:
+    """Return the reward of these settings for the running event loop.
 
-    It is made once: verl calls for every completion. Raises UserError for a wrong setting."""
-    plain = plain_settings(values)
-    return once_per_loop("verl", plain, lambda: make_rewards(reward_settings(**plain)))
-
-
-def make_rewards(settings: RewardSettings) -> ServiceRewards | DefinitionRewards:
-    """Return a client of these settings; nothing is requested yet.
-
-    Raises UserError for a wrong setting, or if a rule or a model of a definition cannot be loaded.
+    It is made once: verl calls for every completion. spans: of a loop that rewards tokens.
+    Raises UserError for a wrong setting.
     """
-    kind = ServiceRewards if settings.definition is None else DefinitionRewards
-    return kind(settings)
+    plain = plain_settings(values)
+    sends = () if spans is None else LOOP_SENDS
+    return once_per_loop(
+        f"verl {spans}",
+        plain,
+        lambda: TrainerReward(reward_settings(**plain), "verl", sends=sends, spans=spans),
+    )
 
 
 def plain_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,15 +115,15 @@ async def compute_score(
 ) -> dict[str, float | None]:
     """Return `score`, the reward of one completion, and the numbers of its components.
 
-    Of one service: its score under its name. Of a definition: see `component_numbers`.
+    Of one service: its score under its name. Of a definition: see
+    `scorekit.adapters.shared.component_numbers`.
 
     reward_manager: the reward manager's name in verl's config. Without it nothing says what the
     manager makes of a failure.
     reward_router_address, reward_model_tokenizer: verl passes them if it runs a reward model.
 
     Raises UnsafeRewardManager if the manager is not known to let exceptions pass, RunEnds for a
-    mistake (see `mistakes_end_the_run`), and else the errors of `score` of ServiceRewards or
-    DefinitionRewards.
+    mistake (see `mistakes_end_the_run`), and else the errors of `TrainerReward.score_one`.
     """
     if reward_manager not in RAISING_MANAGERS:
         raise UnsafeRewardManager(
@@ -235,9 +131,9 @@ async def compute_score(
             f"0. Choose one of {', '.join(RAISING_MANAGERS)} and pass its name"
         )
     with mistakes_end_the_run():
-        rewards = async_rewards(settings)
         fields = {**(extra_info or {}), "ground_truth": ground_truth}
         prompt = fields.get("prompt")
         text = None if prompt is None else message_text(prompt)
-        scored = await rewards.score(fields, text, solution_str)
-    return {"score": scored.reward, **scored.numbers}
+        reward = reward_of_loop(settings)
+        result = await reward.score_one(TrainerRow(fields, text, solution_str))
+    return {"score": result.reward, **reward.numbers(result)}

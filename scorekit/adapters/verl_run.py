@@ -4,7 +4,7 @@ python -m scorekit.adapters.verl_run OVERRIDES...
 
 OVERRIDES are those of `python -m verl.trainer.main_ppo`. A config in which a failed score would
 become reward 0, or in which verl would not call our code, ends the command with exit code 2 and one
-line, before Ray starts.
+line, before Ray starts. So does a dataset whose first rows lack what the reward reads.
 """
 
 from __future__ import annotations
@@ -16,22 +16,30 @@ if __name__ == "__main__":
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from scorekit.adapters import verl as adapter
-from scorekit.adapters.rewards import RewardSettings, reward_settings
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Samples,
+    SpanWeights,
+    TrainerReward,
+    check_definition,
+    message_text,
+    reward_settings,
+    severities_of,
+)
 from scorekit.adapters.verl import (
+    LOOP_SENDS,
     RAISING_MANAGERS,
     certain_numbers,
-    make_rewards,
     plain_settings,
-    sample_definition,
 )
-from scorekit.adapters.verl_rows import check_rows
 from scorekit.command import run_command
 from scorekit.config import Config
 from scorekit.config import check_config as check_section
@@ -39,6 +47,8 @@ from scorekit.credit import SEVERITY_WEIGHTS
 from scorekit.credit.checks import check_stop_ids, check_trained_weights
 from scorekit.documents import read_yaml
 from scorekit.errors import UserError
+from scorekit.rewards.engine import FirstSamples, check_languages
+from scorekit.rewards.rules import load_gate
 
 #: Advantage estimators of verl 0.9.1 that keep the position of a token's reward, and ours.
 POSITION_ESTIMATORS = ("scorekit_tokens", "gae", "reinforce_plus_plus")
@@ -47,6 +57,9 @@ TOKENS_MODULE = "scorekit.adapters.verl_tokens"
 TOKENS_CLASS = f"{TOKENS_MODULE}.TokenRewardLoop"
 _PACKAGE, _FILE = "pkg://", "file://"  # verl's prefixes of a module's path
 _FUNCTION = "reward.custom_reward_function"
+#: Rows of each file that are checked.
+NUM_ROWS = 256
+_DATA_KEYS = ("train_files", "val_files")
 _LOOP_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 
@@ -77,10 +90,11 @@ def check_config(config: Mapping[str, Any]) -> None:
         )
     agent = config["actor_rollout_ref"]["rollout"]["agent"]["default_agent_loop"]
     if agent == TOKENS_AGENT:
-        settings = _check_token_rewards(config)
+        settings, spans = _check_token_rewards(config)
+        TrainerReward(settings, "verl", sends=LOOP_SENDS, spans=spans)
     else:
         settings = _check_function(config["reward"])
-    make_rewards(settings)
+        TrainerReward(settings, "verl")
     _check_components(config, settings)
     check_rows(config.get("data") or {}, settings, gets_prompt=agent == TOKENS_AGENT)
 
@@ -153,7 +167,7 @@ def _check_components(config: Mapping[str, Any], settings: RewardSettings) -> No
                 )
 
 
-def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
+def _check_token_rewards(config: Mapping[str, Any]) -> tuple[RewardSettings, SpanWeights]:
     if not config["trainer"]["use_v1"]:
         raise UserError(
             "trainer.use_v1: false would put the whole reward on the last token. Set it to true"
@@ -178,8 +192,9 @@ def _check_token_rewards(config: Mapping[str, Any]) -> RewardSettings:
         )
     entry = _loop_entry(path)
     settings = reward_settings(**entry.settings)
-    check_token_settings(settings, entry.span_component, entry.severity_weights)
-    return settings
+    has_weights = "severity_weights" in entry.model_fields_set
+    severity_weights = entry.severity_weights if has_weights else None
+    return settings, span_weights(settings, entry.span_component, severity_weights)
 
 
 def _loop_entry(path: str) -> LoopEntry:
@@ -209,34 +224,114 @@ def _loop_entry(path: str) -> LoopEntry:
     return entry
 
 
-def check_token_settings(
+def span_weights(
     settings: RewardSettings,
     span_component: str | None,
-    severity_weights: Mapping[str, Any] = SEVERITY_WEIGHTS,
+    severity_weights: Mapping[str, Any] | None = None,
     stop_ids: Any = None,
-) -> None:
-    """Raise UserError if it is not said which service's error spans become token rewards, or if a
-    severity weighs no number that a trainer can hold.
+) -> SpanWeights:
+    """Return which error spans become rewards of tokens, and what they weigh.
 
-    stop_ids: None: the tokenizer's EOS.
+    Without effect where the definition has `token_rewards`. stop_ids: None: the tokenizer's EOS.
+    Raises UserError if it is not said which service's spans these are, if it is said twice, or if a
+    severity weighs no number that a trainer can hold.
     """
+    weights = SEVERITY_WEIGHTS if severity_weights is None else severity_weights
     try:
-        check_trained_weights(severity_weights)
+        check_trained_weights(weights)
         if stop_ids is not None:
             check_stop_ids(stop_ids)
     except ValueError as error:
         raise UserError(str(error)) from None
-    if settings.definition is None:
+    options = {"severity_weights": severities_of(weights)}
+    definition = settings.definition
+    if definition is None:
         if span_component is not None:
             raise UserError("span_component: has no effect without definition. Remove it")
-        return
-    components = sample_definition(settings).components
-    services = [name for name, config in components.items() if config.service is not None]
+        return SpanWeights(options=options)
+    check_definition(definition, "verl", LOOP_SENDS)
+    if definition.token_rewards is not None:
+        for key, value in (
+            ("span_component", span_component),
+            ("severity_weights", severity_weights),
+        ):
+            if value is not None:
+                raise UserError(
+                    f"{key}: has no effect beside token_rewards of the definition. Set it in there"
+                )
+        return SpanWeights()
+    services = [name for name, c in definition.components.items() if c.service is not None]
     if span_component not in services:
         raise UserError(
             f"span_component: {span_component!r} is no component with a service. Name one of "
             f"{', '.join(services) or '(none)'} whose service marks error spans"
         )
+    return SpanWeights(span_component, options=options)
+
+
+def check_rows(
+    data: Mapping[str, Any], settings: RewardSettings, *, gets_prompt: bool = False
+) -> None:
+    """Raise UserError if the reward cannot be computed for the first rows of a Parquet file.
+
+    verl takes an error of a reward for the failure of one completion, and its asynchronous trainers
+    sample other prompts without a limit. So a field that no row has must be found here.
+
+    data: the section `data` of verl's config. Files of another kind, and those that do not exist
+    here, are left to verl. gets_prompt: whether the reward gets the row's prompt, as our agent loop
+    does; verl passes none to a function.
+    """
+    samples = Samples(settings)
+    for key in _DATA_KEYS:
+        paths = data.get(key) or ()
+        for path in [paths] if isinstance(paths, str) else paths:
+            if str(path).endswith(".parquet") and Path(path).is_file():
+                try:
+                    _check_file(Path(path), samples, settings, gets_prompt)
+                except UserError as error:
+                    raise UserError(f"data.{key}: {path}: {error}") from None
+
+
+def _check_file(path: Path, samples: Samples, settings: RewardSettings, gets_prompt: bool) -> None:
+    rows = []
+    for index, row in enumerate(islice(_rows(path), NUM_ROWS)):
+        try:
+            fields, prompt = _fields(row, gets_prompt)
+            rows.append(samples.sample(fields, prompt, "."))
+        except UserError as error:
+            raise UserError(f"row {index}: {error}") from None
+    definition = settings.definition
+    if definition is None:
+        return
+    rules = {name: load_gate(f"gates.{name}", gate) for name, gate in definition.gates.items()}
+    FirstSamples(definition, rules).check_fields(rows)
+    languages = {row.get("tgt_lang") for row in rows} - {None, ""}
+    check_languages(definition, rules, sorted(map(str, languages)))
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=NUM_ROWS):
+                yield from batch.to_pylist()
+    except (OSError, ArrowException) as error:
+        raise UserError(f"cannot be read: {' '.join(str(error).split())[:200]}") from None
+
+
+def _fields(row: Mapping[str, Any], gets_prompt: bool) -> tuple[dict[str, Any], str | None]:
+    """Return the fields and the prompt of a row that our reward gets."""
+    model, extra = (row.get(key) or {} for key in ("reward_model", "extra_info"))
+    for key, value in (("reward_model", model), ("extra_info", extra)):
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f"{key} is a {type(value).__name__}. Write it as a struct with named fields"
+            )
+    fields = {**extra, "ground_truth": model.get("ground_truth")}
+    prompt = row.get("prompt") if gets_prompt else fields.get("prompt")
+    return fields, None if prompt is None else message_text(prompt)
 
 
 def external_modules(value: str | None) -> str:

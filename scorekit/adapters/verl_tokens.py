@@ -7,14 +7,14 @@ The file of `actor_rollout_ref.rollout.agent.agent_loop_config_path`:
       settings: {url: "http://127.0.0.1:8002", src_key: src}
       severity_weights: {MINOR: -1.0, MAJOR: -5.0, CRITICAL: -10.0}
 
-With `settings: {definition: reward.yaml}` the sequence reward is a composite one, and
-`span_component` names the component whose error spans become token rewards. This module imports
-torch and verl: import it only where both are installed.
+With `settings: {definition: reward.yaml}` the rewards of texts and tokens are those of the
+definition. Where it has no `token_rewards`, `span_component` names the component whose error spans
+become rewards of tokens. This module imports torch and verl: import it only where both are
+installed.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,21 +24,14 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from scorekit.adapters.rewards import message_text, reward_settings
-from scorekit.adapters.verl import (
-    ScoredText,
-    async_rewards,
-    mistakes_end_the_run,
-    plain_settings,
-)
-from scorekit.adapters.verl_run import check_token_settings
-from scorekit.credit import SEVERITY_WEIGHTS, DecodeConfig, assign_credit, decode_completion
+from scorekit.adapters.shared import TrainerRow, message_text, reward_settings
+from scorekit.adapters.verl import mistakes_end_the_run, plain_settings, reward_of_loop
+from scorekit.adapters.verl_run import span_weights
+from scorekit.credit import DecodeConfig, decode_completion
+from scorekit.credit.assign import align_scored
 from scorekit.credit.checks import MAX_FLOAT32
 from scorekit.errors import SampleError, UserError
 from scorekit.prompts import load_postprocess
-from scorekit.schemas import Scored
-
-log = logging.getLogger(__name__)
 
 
 class TokenRewardOutput(AgentLoopOutput):  # type: ignore[misc]
@@ -70,26 +63,25 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
         self,
         *args: Any,
         settings: Mapping[str, Any],
-        severity_weights: Mapping[str, float | None] = SEVERITY_WEIGHTS,
+        severity_weights: Mapping[str, float | None] | None = None,
         span_component: str | None = None,
         stop_ids: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
         """Check the settings; nothing is requested yet.
 
-        settings: those of RewardSettings. span_component: of a definition, the component of a
-        service that marks error spans. stop_ids: ids that end a completion and are no part of its
-        text; None: the tokenizer's EOS.
+        settings: those of RewardSettings. span_component: of a definition without `token_rewards`,
+        the component of a service that marks error spans. severity_weights: None: those of
+        `scorekit.credit`. stop_ids: ids that end a completion and are no part of its text; None:
+        the tokenizer's EOS.
         Raises RunEnds if a setting is wrong.
         """
         super().__init__(*args, **kwargs)
         if not isinstance(settings, Mapping):
             raise UserError(f"settings: {settings!r} are no settings. Set a mapping")
         self.settings = plain_settings(settings)
-        self.span_component = span_component
         checked = reward_settings(**self.settings)
-        check_token_settings(checked, span_component, severity_weights, stop_ids)
-        self.severity_weights = dict(severity_weights)
+        self.spans = span_weights(checked, span_component, severity_weights, stop_ids)
         self.decode_cfg = DecodeConfig(load_postprocess(checked.postprocess))
         eos = self.tokenizer.eos_token_id
         default_stops = [] if eos is None else [eos]
@@ -109,48 +101,27 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
         fields = {**(kwargs.get("extra_info") or {}), "ground_truth": truth}
         with mistakes_end_the_run():
             prompt = message_text(list(kwargs["raw_prompt"]))
-            scored = await async_rewards(self.settings).score(fields, prompt, text)
-            span_rewards, covered = self._credit(ids, scored)
-        pairs = zip(output.response_mask, covered, strict=True)
-        mask = [int(bool(sampled) and is_covered) for sampled, is_covered in pairs]
-        rewards = place_rewards(scored.reward, span_rewards, mask)
+            reward = reward_of_loop(self.settings, self.spans)
+            result = await reward.score_one(TrainerRow(fields, prompt, text))
+            try:
+                alignment = align_scored(
+                    self.tokenizer, ids, decode_cfg=self.decode_cfg, stop_ids=self.stop_ids
+                )
+                tokens = reward.token_rewards(result, alignment)
+            except ValueError as error:
+                raise SampleError("model_failure", str(error)) from None
+        assert result.reward is not None
+        pairs = zip(output.response_mask, tokens.valid, strict=True)
+        mask = [int(bool(sampled) and is_valid) for sampled, is_valid in pairs]
+        rewards = place_rewards(result.reward, tokens.rewards, mask)
         values = {name: getattr(output, name) for name in output.model_fields_set}
         values["response_mask"] = mask
         values["reward_score"] = sum(rewards)
         values["extra_fields"] = {
             **output.extra_fields,
-            "reward_extra_info": {"score": scored.reward, **scored.numbers},
+            "reward_extra_info": {"score": result.reward, **reward.numbers(result)},
         }
         return TokenRewardOutput(**values, token_rewards=rewards)
-
-    def _credit(self, ids: Sequence[int], scored: ScoredText) -> tuple[list[float], list[bool]]:
-        """Return the rewards of the error spans [T], and which tokens the service has read [T]."""
-        if scored.is_refused_text:  # no service has read it; the reward counts for all of it
-            return [0.0] * len(ids), [True] * len(ids)
-        name = self.span_component or next(iter(scored.answers))
-        result = scored.answers.get(name)
-        if result is None:  # it has weight 0, or the reward would be missing
-            raise SampleError("upstream", f"{name}: no answer, so no token has a reward")
-        if not isinstance(result, Scored) or result.error_spans is None:
-            raise UserError(
-                f"{name}: the service marks no error spans. Name one that does (xcomet, or a judge "
-                "with task mqm)"
-            )
-        try:
-            credit = assign_credit(
-                self.tokenizer,
-                ids,
-                result.error_spans,
-                self.severity_weights,
-                decode_cfg=self.decode_cfg,
-                stop_ids=self.stop_ids,
-                mt_covered=result.mt_covered,
-            )
-        except ValueError as error:
-            raise SampleError("model_failure", f"{name}: {error}") from None
-        if credit.missed_spans:
-            log.warning("%s: %d spans hit no token", name, credit.missed_spans)
-        return credit.rewards, credit.covered
 
 
 def place_rewards(

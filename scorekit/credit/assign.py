@@ -85,7 +85,14 @@ def assign_credit(
     if text is not None:
         check_text("text", text)
     completion_ids = list(as_plain(completion_token_ids))
-    alignment = _alignment(tokenizer, completion_ids, text, text_start, decode_cfg, stop_ids)
+    alignment = align_scored(
+        tokenizer,
+        completion_ids,
+        text=text,
+        text_start=text_start,
+        decode_cfg=decode_cfg,
+        stop_ids=stop_ids,
+    )
     spans = as_spans(error_spans)
     rewards = spans_to_token_rewards(
         alignment.text,
@@ -104,19 +111,24 @@ def assign_credit(
         rewards,
         covered_tokens(alignment.text, alignment.offsets, read),
         alignment.unaligned,
-        _missed_spans(spans, alignment.offsets),
+        missed_spans(spans, alignment.offsets),
         alignment.method,
     )
 
 
-def _alignment(
+def align_scored(
     tokenizer: Any,
     ids: Sequence[int],
-    text: str | None,
-    text_start: int | None,
-    decode_cfg: DecodeConfig | None,
-    stop_ids: Sequence[int],
+    *,
+    text: str | None = None,
+    text_start: int | None = None,
+    decode_cfg: DecodeConfig | None = None,
+    stop_ids: Sequence[int] = (),
 ) -> Alignment:
+    """Return where each token stands in the text that was scored.
+
+    ids: [T], as sampled. For the other arguments, and ValueError, see `assign_credit`.
+    """
     if text_start is not None and (text is None or decode_cfg is not None):
         raise ValueError("text_start: has an effect only with text, and without decode_cfg")
     if text is not None and decode_cfg is None:
@@ -159,7 +171,8 @@ def _without_stop(ids: Sequence[int], stop_ids: Sequence[int]) -> Sequence[int]:
     return ids[:-1] if ids and ids[-1] in stop_ids else ids
 
 
-def _missed_spans(spans: Sequence[ErrorSpan], offsets: Offsets) -> int:
+def missed_spans(spans: Sequence[ErrorSpan], offsets: Offsets) -> int:
+    """Return the number of spans that share no character with any token."""
     located = {index for start, end in offsets for index in range(start, end)}
     return sum(
         span.start < span.end and located.isdisjoint(range(span.start, span.end)) for span in spans

@@ -231,11 +231,13 @@ class LengthGate(GateConfig):
 
 
 class SeverityWeights(Config):
-    """Reward of a token inside an error span, by the span's severity."""
+    """Reward of a token inside an error span, by the span's severity.
 
-    MINOR: float = Field(-1.0, le=0, description="Weight of a minor error.")
-    MAJOR: float = Field(-5.0, le=0, description="Weight of a major error.")
-    CRITICAL: float = Field(-10.0, le=0, description="Weight of a critical error.")
+    null: a span of this severity is an error."""
+
+    MINOR: float | None = Field(-1.0, le=0, description="Weight of a minor error.")
+    MAJOR: float | None = Field(-5.0, le=0, description="Weight of a major error.")
+    CRITICAL: float | None = Field(-10.0, le=0, description="Weight of a critical error.")
     UNKNOWN: float | None = Field(
         None, le=0, description="Weight of any other severity; null: such a span is an error."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scorekit.credit.spans import (
@@ -50,20 +50,31 @@ def token_rewards(
     """
     if result.reward is None:
         return None
-    none = TokenRewards([0.0] * len(offsets), [True] * len(offsets))
     config = definition.token_rewards
-    if config is None or not config.weighted:
-        return none
-    if any(result.components[name].status != "ok" for name in definition.required):
-        return none  # a refused text
-    scored: dict[str, Any] = {name: result.components[name].answer for name in config.weighted}
-    rewards = list(none.rewards)
-    for name, weight in _weights(config.omissions):
+    is_refused = any(result.components[name].status != "ok" for name in definition.required)
+    if config is None or is_refused:
+        return TokenRewards([0.0] * len(offsets), [True] * len(offsets))
+    answers: dict[str, Any] = {name: result.components[name].answer for name in config.weighted}
+    return token_rewards_of(config, answers, text, offsets)
+
+
+def token_rewards_of(
+    config: TokenRewardConfig,
+    answers: Mapping[str, Any],
+    text: str,
+    offsets: Sequence[tuple[int, int]],
+) -> TokenRewards | None:
+    """Return the rewards of the tokens of one text that services have scored.
+
+    answers: by component, at least those with a weight. Else as `token_rewards`.
+    """
+    rewards, is_valid = [0.0] * len(offsets), [True] * len(offsets)
+    for name, weight in _weights(config, config.omissions):
         if rewards:
-            rewards[-1] += weight * omission_penalty(name, scored[name], config)
+            rewards[-1] += weight * omission_penalty(name, answers[name], config)
     by_source, covered = [], []
-    for name, weight in _weights(config.spans):
-        spans = _entries(name, scored[name], "error_spans")
+    for name, weight in _weights(config, config.spans):
+        spans = _entries(name, answers[name], "error_spans")
         if any(not 0 <= span.start <= span.end <= len(text) for span in spans):
             return None
         penalties = spans_to_token_rewards(
@@ -77,13 +88,13 @@ def token_rewards(
             use_confidence=config.use_confidence,
         )
         by_source.append([weight * penalty for penalty in penalties])
-        covered.append(covered_tokens(text, offsets, scored[name].mt_covered))
+        covered.append(covered_tokens(text, offsets, answers[name].mt_covered))
     if not by_source:
-        return TokenRewards(rewards, none.valid)
+        return TokenRewards(rewards, is_valid)
     for token, penalty in enumerate(combine_sources(by_source, config.sources_combine)):
         rewards[token] += penalty
     read_by_all = [all(flags) for flags in zip(*covered, strict=True)]
-    valid = read_by_all if config.uncovered == "exclude" else none.valid
+    valid = read_by_all if config.uncovered == "exclude" else is_valid
     return TokenRewards(rewards, valid, read_by_all.count(False))
 
 
@@ -97,8 +108,10 @@ def omission_penalty(name: str, answer: Scored, config: TokenRewardConfig) -> fl
     return sum((severity_weight(omission.severity, weights) for omission in omissions), 0.0)
 
 
-def _weights(weights: dict[str, float]) -> list[tuple[str, float]]:
-    return [(name, weight) for name, weight in weights.items() if weight]
+def _weights(config: TokenRewardConfig, weights: dict[str, float]) -> list[tuple[str, float]]:
+    return [
+        (name, weight) for name, weight in weights.items() if name in config.weighted and weight
+    ]
 
 
 def _entries(name: str, answer: Scored, field: str) -> list[ErrorSpan]:

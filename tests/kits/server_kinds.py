@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import httpx
 from fastapi import FastAPI, HTTPException, Request, WebSocket
 
-from scorekit.adapters.gemmax.server import GemmaxServer, Service
-from scorekit.adapters.gemmax.server import create_app as create_gemmax
-from scorekit.adapters.reward_server import RewardServer
-from scorekit.adapters.reward_server import create_app as create_rewards
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.gemmax import GemmaxServer, Service
+from scorekit.adapters.gemmax import create_app as create_gemmax
+from scorekit.adapters.openrlhf import RewardServer
+from scorekit.adapters.openrlhf import create_app as create_rewards
+from scorekit.adapters.shared import TrainerReward, reward_settings
 from scorekit.client import ScoringClient
 from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.rules import load_gate
@@ -73,7 +73,8 @@ def _bridge(create: Callable[[str], Any]) -> Iterator[str]:
 
 async def _rewards(service: str) -> Any:
     settings = reward_settings(url=[service], src_key="label")
-    return create_rewards(RewardServer(ScoringClient(service), settings), allow_host="trainer")
+    reward = TrainerReward(settings, "the trainer")
+    return create_rewards(RewardServer(reward), allow_host="trainer")
 
 
 async def _gemmax(service: str) -> Any:

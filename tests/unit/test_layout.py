@@ -276,7 +276,7 @@ IN_TRAINERS = (
     "scorekit.credit",
     *(
         f"scorekit.adapters.{name}"
-        for name in ("rewards", "composite", "trl", "verl", "openrlhf", "slime", "prime_rl")
+        for name in ("shared", "trl", "verl", "openrlhf", "slime", "prime_rl")
     ),
     "scorekit.adapters.nemo_gym.reward",
 )

@@ -13,9 +13,9 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Adapters for other trainers",
         "Each module has the interface that one trainer expects.",
         (
+            "scorekit.adapters.shared",
             "scorekit.adapters.trl",
             "scorekit.adapters.trl_tokens",
-            "scorekit.adapters.composite",
             "scorekit.adapters.verl",
             "scorekit.adapters.verl_tokens",
             "scorekit.adapters.verl_run",
@@ -25,7 +25,6 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "scorekit.adapters.verifiers",
             "scorekit.adapters.prime_rl",
             "scorekit.adapters.gemmax",
-            "scorekit.adapters.reward_server",
         ),
     ),
     "search-environment": (

@@ -30,7 +30,7 @@ APPS = {
     "synth.__main__": "synth_parallel",
     "services.retriever.command": "python -m services.retriever ingest",
     "scorekit.adapters.openrlhf": "python -m scorekit.adapters.openrlhf",
-    "scorekit.adapters.gemmax.__main__": "python -m scorekit.adapters.gemmax",
+    "scorekit.adapters.gemmax": "python -m scorekit.adapters.gemmax",
 }
 
 

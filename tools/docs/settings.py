@@ -8,7 +8,7 @@ from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
-from scorekit.adapters.rewards import RewardSettings
+from scorekit.adapters.shared import RewardSettings
 from scorekit.server.settings import Secrets, ServiceSettings
 from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings, UpstreamSecrets

@@ -9,16 +9,24 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scorekit.adapters.composite import definition_of
-from scorekit.adapters.rewards import RewardSettings, Samples, message_text
+from scorekit.adapters.shared import (
+    RewardSettings,
+    Sent,
+    TrainerReward,
+    TrainerRow,
+    completion_text,
+    message_text,
+)
 from scorekit.errors import SampleError, UserError
-from scorekit.rewards import CompositeReward, RewardResult, raise_for_missing
+from scorekit.rewards import RewardResult
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 #: What a response says where the token limit cut it -> `finish_reason` of a sample.
 _FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+#: What NeMo Gym gives beside single rows.
+_SENDS: tuple[Sent, ...] = ("finish_reason",)
 #: Fields of a request that are no fields of the dataset's row.
 _NOT_OF_ROW = ("responses_create_params", "response")
 
@@ -30,13 +38,9 @@ class Verifier:
     """
 
     def __init__(self, settings: RewardSettings) -> None:
-        definition = definition_of(settings)
-        for name, config in definition.components.items():
-            if config.is_group_rule:
-                raise UserError(
-                    f"components.{name}: a rule of groups, but NeMo Gym verifies one response at a "
-                    "time. Remove it"
-                )
+        definition = settings.definition
+        if definition is None:
+            raise UserError("definition: not set. Give the path of a YAML file")
         if definition.refused_text_reward:
             raise UserError(
                 "refused_text_reward: NeMo Gym wants every component of every response, and a "
@@ -44,14 +48,13 @@ class Verifier:
             )
         if "gates" in definition.components:
             raise UserError("components.gates: this is the part of the gates. Choose another name")
-        self._samples = Samples(settings)
-        self._reward = CompositeReward(definition)
+        self._reward = TrainerReward(settings, "NeMo Gym", sends=_SENDS)
 
     async def check(self, wait_s: float) -> None:
         """Wait until all services are ready, and check that they fit the definition.
 
         Raises UserError if one does not fit, ServiceUnreachable after `wait_s` seconds."""
-        await self._reward.check(wait_s=wait_s)
+        await self._reward.check(wait_s)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -64,7 +67,7 @@ class Verifier:
         `finish_reason` comes from the response.
 
         Raises SampleError if the response failed or has no reward, UserError if a field is missing,
-        and the errors of CompositeReward.score.
+        and the errors of TrainerReward.score.
         """
         row = {name: value for name, value in request.items() if name not in _NOT_OF_ROW}
         response = request["response"]
@@ -72,13 +75,11 @@ class Verifier:
             raise SampleError("upstream", f"no text: the policy's response is {_failure(response)}")
         row["finish_reason"] = finish_reason(response)
         prompt = message_text(request["responses_create_params"].get("input") or "")
-        sample = self._samples.sample(row, prompt, completion_text(response))
-        results = await self._reward.score([sample])
-        (reward,) = raise_for_missing(results)
+        result = await self._reward.score_one(TrainerRow(row, prompt, response_text(response)))
         return {
-            **results[0].stats(),
-            "reward": reward,
-            "reward_components": reward_components(results[0]),
+            **result.stats(),
+            "reward": result.reward,
+            "reward_components": reward_components(result),
         }
 
 
@@ -100,12 +101,13 @@ def _failure(response: Mapping[str, Any]) -> str:
     return f"failed: {message}" if message else str(response.get("status"))
 
 
-def completion_text(response: Mapping[str, Any]) -> str:
+def response_text(response: Mapping[str, Any]) -> str:
     """Return the policy's last text in a response of OpenAI's Responses API; "" if it has none.
 
     Reasoning and calls of tools are no texts."""
-    messages = [item for item in response["output"] if item.get("type", "message") == "message"]
-    return message_text([item for item in messages if item.get("role") == "assistant"])
+    return completion_text(
+        [item for item in response["output"] if item.get("type", "message") == "message"]
+    )
 
 
 def finish_reason(response: Mapping[str, Any]) -> str | None:

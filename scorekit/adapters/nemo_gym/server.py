@@ -25,7 +25,7 @@ from nemo_gym.base_resources_server import (
 from pydantic import ConfigDict, PrivateAttr
 
 from scorekit.adapters.nemo_gym.reward import Verifier, refuse_foreign_requests
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 
 
 class RewardServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]

@@ -12,12 +12,10 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from scorekit.adapters.remote_requests import completion_of
-from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import reward_settings, template_pattern
+from scorekit.adapters.openrlhf import RewardServer, completion_of, create_app
+from scorekit.adapters.shared import TrainerReward, reward_settings, template_pattern
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import RunEnds, compute_score
-from scorekit.client import ScoringClient
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from scorekit.prompts import TEMPLATES, fill
 from scorekit.schemas import TranslationSample
@@ -201,8 +199,7 @@ def _served(url, **settings):
 
     async def app(scope, receive, send):
         if "app" not in app_by_name:
-            client = ScoringClient(settings.url, deadline_s=settings.deadline_s)
-            app_by_name["app"] = create_app(RewardServer(client, settings))
+            app_by_name["app"] = create_app(RewardServer(TrainerReward(settings, "the trainer")))
         await app_by_name["app"](scope, receive, send)
 
     with running_app(app) as url:

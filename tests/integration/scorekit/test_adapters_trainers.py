@@ -10,11 +10,10 @@ from itertools import cycle
 import httpx
 import pytest
 
-from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.openrlhf import RewardServer, create_app
+from scorekit.adapters.shared import TrainerReward, reward_settings
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import UnsafeRewardManager, compute_score
-from scorekit.client import ScoringClient
 from scorekit.errors import SampleError, UserError
 from scorekit.prompts import load_postprocess
 from scorekit.schemas import TranslationSample
@@ -69,8 +68,7 @@ def _served(url, refusals=0, **settings):
 
     async def app(scope, receive, send):
         if "app" not in app_by_name:
-            client = ScoringClient(reward_cfg.url, deadline_s=reward_cfg.deadline_s)
-            app_by_name["app"] = create_app(RewardServer(client, reward_cfg))
+            app_by_name["app"] = create_app(RewardServer(TrainerReward(reward_cfg, "the trainer")))
         await app_by_name["app"](scope, receive, send)
 
     counting = Counting(app, refusals)

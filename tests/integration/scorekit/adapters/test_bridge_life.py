@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from scorekit.adapters.remote_requests import create_routes
+from scorekit.adapters.http import create_routes
 from scorekit.server import bridge
 from scorekit.server.fake import FakeBackend
 from testing.servers import (
@@ -37,7 +37,7 @@ RUN = """
 import runpy, sys
 import scorekit.streams as s
 s.MAX_WAIT_S = s.END_WAIT_S = 0.0
-runpy.run_module(sys.argv.pop(1), run_name="__main__")
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 BODIES = {
     "openrlhf": ("/get_reward", {"query": ["a: b"], "prompts": ["a:"], "labels": ["a"]}),

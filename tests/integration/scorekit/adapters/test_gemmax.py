@@ -14,8 +14,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from scorekit.adapters.gemmax.__main__ import app as command
-from scorekit.adapters.gemmax.server import GemmaxServer, Service, create_app
+from scorekit.adapters.gemmax import GemmaxServer, Service, create_app
+from scorekit.adapters.gemmax import app as command
 from scorekit.client import ScoringClient
 from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.rules import load_gate

@@ -18,11 +18,11 @@ from fastapi import FastAPI, Request
 
 from scorekit.adapters.nemo_gym.reward import (
     Verifier,
-    completion_text,
     finish_reason,
     refuse_foreign_requests,
+    response_text,
 )
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import fake_score
@@ -168,11 +168,11 @@ def test_the_text_is_the_policy_s_last_message():
     call = {"type": "function_call", "name": "look_up", "arguments": "{}"}
     result = {"type": "function_call_output", "output": "text of a tool"}
     thought = {"type": "reasoning", "content": [{"text": "hm"}]}
-    assert completion_text({"output": [thought, message]}) == "가나"
+    assert response_text({"output": [thought, message]}) == "가나"
     user = {"type": "message", "role": "user", "content": "Thank you."}
-    assert completion_text({"output": [message, call, result, user]}) == "가나"
-    assert completion_text({"output": [thought, call]}) == ""
-    assert completion_text({"output": []}) == ""
+    assert response_text({"output": [message, call, result, user]}) == "가나"
+    assert response_text({"output": [thought, call]}) == ""
+    assert response_text({"output": []}) == ""
 
 
 def test_a_response_says_how_it_ended():

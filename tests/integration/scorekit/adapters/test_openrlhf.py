@@ -14,10 +14,9 @@ import httpx
 import pytest
 import yaml
 
+from scorekit.adapters.openrlhf import RewardServer, create_app
 from scorekit.adapters.openrlhf import app as command_line
-from scorekit.adapters.reward_server import RewardServer, create_app
-from scorekit.adapters.rewards import reward_settings
-from scorekit.rewards import CompositeReward
+from scorekit.adapters.shared import TrainerReward, reward_settings
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app as create_service
 from scorekit.server.fake import FakeBackend, fake_score
@@ -63,9 +62,8 @@ def served(config, clip_range=None):
 
     async def app(scope, receive, send):
         if not servers:
-            reward = CompositeReward(settings.definition)
-            server = RewardServer(reward, settings, clip_range=clip_range)
-            servers.append(create_app(server))
+            reward = TrainerReward(settings, "the trainer")
+            servers.append(create_app(RewardServer(reward, clip_range=clip_range)))
         if scope["type"] == "http" and scope["method"] == "POST":
             paths.append(scope["path"])
         await servers[0](scope, receive, send)
@@ -218,11 +216,13 @@ def test_concurrent_samples_share_requests():
 
     async def ask(config):
         settings = reward_settings(definition=config, src_key="src")
-        async with CompositeReward(settings.definition) as reward:
-            server = RewardServer(reward, settings)
-            bodies = [{"query": [PROMPT + mt], "prompts": [PROMPT]} for mt in mts]
-            rows = [json.dumps(body | {"labels": [label("a")]}).encode() for body in bodies]
-            return await asyncio.gather(*map(server.get_reward, rows))
+        reward = TrainerReward(settings, "the trainer")
+        bodies = [{"query": [PROMPT + mt], "prompts": [PROMPT]} for mt in mts]
+        rows = [json.dumps(body | {"labels": [label("a")]}).encode() for body in bodies]
+        try:
+            return await asyncio.gather(*map(RewardServer(reward).get_reward, rows))
+        finally:
+            await reward.close()
 
     with service_behind(Wrapped) as (service, xcomet):
         results = asyncio.run(ask({"components": {"xcomet": {"service": xcomet}}}))

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import reward_settings
 from scorekit.adapters.slime import SlimeRewards, reward
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import ComponentResult, RewardResult, load_definition
@@ -208,7 +208,7 @@ class InOrder:
 
 @pytest.mark.parametrize("is_outage", [False, True])
 def test_a_text_that_fails_before_all_others_waits_for_them(monkeypatch, is_outage):
-    monkeypatch.setattr("scorekit.adapters.slime.CompositeReward", InOrder)
+    monkeypatch.setattr("scorekit.adapters.shared.CompositeReward", InOrder)
     ((good, bad),) = groups_of(["good", "bad"])
 
     async def run():
@@ -220,7 +220,7 @@ def test_a_text_that_fails_before_all_others_waits_for_them(monkeypatch, is_outa
         if is_outage:
             tasks[0].cancel()
         else:
-            rewards._reward.answers.set()
+            rewards._reward._composite.answers.set()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     first, second = asyncio.run(run())

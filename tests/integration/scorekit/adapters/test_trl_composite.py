@@ -304,7 +304,9 @@ def test_a_group_in_two_processes_is_a_mistake(tmp_path):
 def test_a_rule_of_truncation_needs_a_column(metricx):
     config = {"components": {"cut": {"rule": "truncated", "weight": -1.0}}}
     function = reward_function(definition=config)
-    with pytest.raises(UserError, match=r"components\.cut: TRL passes no finish_reason\. Remove"):
+    with pytest.raises(
+        UserError, match=r"components\.cut: reads the field 'finish_reason', and no"
+    ):
         call(function, ["a"])
     assert call(function, ["a", "b"], finish_reason=["length", "stop"])[0] == [-1.0, 0.0]
 
@@ -326,7 +328,7 @@ def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
     assert call(reward_function(), ["가"])[0] == expected
     assert call(reward_function(metricx, offset=4.0), ["가"])[0] == [expected[0] - 1]
     spans = SpanRewards(metricx, tokenizer=None)
-    with pytest.raises(UserError, match="SpanRewards needs the url of one service"):
+    with pytest.raises(UserError, match="definition: has no token_rewards"):
         SpanRewards(tokenizer=None)
     monkeypatch.delenv("SCOREKIT_REWARD_DEFINITION")
     assert spans.credits == []
@@ -341,7 +343,7 @@ def test_a_definition_is_a_file_or_a_mapping_and_a_mistake_is_told_at_once(
         with pytest.raises(UserError, match=message) as error_info:
             reward_function(**settings)
         assert "\n" not in str(error_info.value)
-    with pytest.raises(UserError, match="SpanRewards needs the url of one service"):
+    with pytest.raises(UserError, match="definition: has no token_rewards"):
         SpanRewards(tokenizer=None, definition=path)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from scorekit.adapters.rewards import reward_settings
-from scorekit.adapters.verl_rows import check_rows
+from scorekit.adapters.shared import reward_settings
+from scorekit.adapters.verl_run import check_rows
 from scorekit.errors import UserError
 
 URL = "http://127.0.0.1:1"

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from scorekit.adapters.rewards import Rewards, reward_settings
+from scorekit.adapters.shared import SyncTrainerReward, TrainerRow, reward_settings
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import ServiceUnreachable
@@ -107,9 +107,9 @@ def test_whoever_watches_a_bar_hears_of_a_wrong_url_as_well(clock):
 
 def test_an_adapter_waits_in_a_notebook_too(clock, notebook):
     """Check that a trainer may be started before its service."""
-    rewards = Rewards(reward_settings(url=nowhere(), deadline_s=200.0))
-    with pytest.raises(ServiceUnreachable):
-        rewards.score(SAMPLES)
+    settings = reward_settings(url=nowhere(), deadline_s=200.0)
+    with SyncTrainerReward(settings, "TRL") as reward, pytest.raises(ServiceUnreachable):
+        reward.score([TrainerRow({"src": "a"}, None, "b")])
     assert clock() >= 200
 
 

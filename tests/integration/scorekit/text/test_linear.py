@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.adapters.rewards import template_pattern
+from scorekit.adapters.shared import template_pattern
 from scorekit.prompts import TEMPLATES
 from scorekit.text import checks, markup, meta_text, numbers, third_scripts
 from scorekit.text.chat_marks import neutral, restored
@@ -57,10 +57,10 @@ PATTERN_EXAMPLES = {
     ],
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
     ("scorekit.text.third_scripts", "_pattern"): lambda: [third_scripts._pattern(("Hangul",))],
-    ("scorekit.adapters.rewards", "template_pattern"): lambda: [
+    ("scorekit.adapters.shared", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
     ],
-    ("scorekit.adapters.rewards", "_compiled"): lambda: [],
+    ("scorekit.adapters.shared", "_compiled"): lambda: [],
     ("trainer.rl.policy.control_tokens", "_mark_pattern"): lambda: [
         control_tokens._mark_pattern(["[INST]", "[/INST]", "<<SYS>>"])
     ],

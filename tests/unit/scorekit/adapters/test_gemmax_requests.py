@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.adapters.gemmax.requests import LanguageItem, language_check, target_language
+from scorekit.adapters.gemmax import LanguageItem, language_check, target_language
 from scorekit.errors import SampleError
 from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.results import GateResult

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from scorekit.__main__ import app
 from scorekit.adapters.openrlhf import RewardServer
-from scorekit.adapters.rewards import reward_settings
+from scorekit.adapters.shared import TrainerReward, reward_settings
 from scorekit.adapters.trl import reward_function
 from scorekit.adapters.verl import RunEnds, compute_score
 from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
@@ -88,15 +88,17 @@ def test_trainers_of_others_get_rewards_from_it(url):
     assert _verl_score(label, url=url, **settings) == 0.0
 
     async def served():
-        async with ScoringClient([url]) as client:
-            parsed_settings = reward_settings(url=url, **settings)
-            server = RewardServer(client, parsed_settings)
-            body = {"query": ["p집"], "prompts": ["p"], "labels": [json.dumps(label)]}
-            slime = {"prompt": "p", "response": "집", "label": label}
+        reward = TrainerReward(reward_settings(url=url, **settings), "the trainer")
+        server = RewardServer(reward)
+        body = {"query": ["p집"], "prompts": ["p"], "labels": [json.dumps(label)]}
+        slime = {"prompt": "p", "response": "집", "label": label}
+        try:
             return (
                 await server.get_reward(json.dumps(body).encode()),
                 await server.remote_rm(json.dumps(slime).encode()),
             )
+        finally:
+            await reward.close()
 
     openrlhf, slime = asyncio.run(served())
     assert (openrlhf["rewards"], openrlhf["extra_logs"], slime) == (

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scorekit.adapters.trainer_limits import ClipCheck, check_clip_range, check_deadline
+from scorekit.adapters.openrlhf import ClipCheck, check_clip_range, check_deadline
 from scorekit.errors import UserError
 
 DEFAULT = (-10.0, 10.0)

@@ -1,16 +1,18 @@
-"""Requests that trainers send to an adapter over HTTP: their form, and the routes for them."""
+"""Requests and routes of the bridges: servers in the form that another trainer asks for.
+
+Connections, limits and refusals are those of our services (`scorekit/server/bridge.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, FailFast, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
 
 from scorekit.config import describe_validation_error
 from scorekit.errors import RequestError, ScorekitError, UserError
-from scorekit.text.end_marks import without_end_marks
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -20,66 +22,6 @@ if TYPE_CHECKING:
     from scorekit.server.connection import Access
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-
-
-class RewardRequest(BaseModel):
-    """A request of OpenRLHF; labels may be null."""
-
-    # FailFast: an invalid body must not cost a list of all its errors.
-    query: Annotated[list[str], FailFast()]
-    prompts: Annotated[list[str], FailFast()]
-    labels: list[Any] | None = None
-
-
-class SlimeRequest(BaseModel):
-    """A request of slime; the prompt may be chat messages, the label null."""
-
-    prompt: str | list[dict[str, Any]]
-    response: str
-    label: Any = None
-
-
-def completion_of(
-    query: str,
-    prompt: str,
-    end_marks: Sequence[str] | None = None,
-    turn_mark: str | None = None,
-) -> str:
-    """Return the completion: the query after its prompt, without the marks at its end.
-
-    end_marks: see `without_end_marks`.
-    turn_mark: the text that begins the model's turn. If it is set, the query need not contain the
-    prompt unchanged: the completion begins after as many of these marks as the prompt has.
-
-    Raises UserError if the start of the completion cannot be found.
-    """
-    if turn_mark is not None:
-        turns = prompt.count(turn_mark)
-        segments = query.split(turn_mark, turns)
-        if not turns or len(segments) <= turns:
-            raise UserError(f"{turn_mark!r} does not stand in prompt and query")
-        text = segments[-1]
-    elif prompt in query:
-        text = query[query.index(prompt) + len(prompt) :]
-    else:
-        raise UserError(
-            "the prompt does not stand in the query letter by letter (cut, or changed by the "
-            "tokenizer): say --turn-mark"
-        )
-    return without_end_marks(text, end_marks)
-
-
-def fields_of(label: Any) -> dict[str, Any]:
-    """Return the fields of a label: those of its JSON object, and the full label as `label`."""
-    fields: dict[str, Any] = {}
-    if isinstance(label, str) and label.lstrip().startswith("{"):
-        try:
-            fields = from_json(label)
-        except ValueError:
-            fields = {}
-    elif isinstance(label, dict):
-        fields = label
-    return {**fields, "label": label}
 
 
 def parse_body(request_type: type[RequestT], body: bytes) -> RequestT:

@@ -1,1 +1,0 @@
-"""The two scoring routes of gemmax, answered by our services."""
