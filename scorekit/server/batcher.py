@@ -403,6 +403,8 @@ class Batcher:
             for job, _ in sample.waiters:
                 job.note_batch(parts, started, seconds)
             part.outcome = outcome
+            if self.flights.get(sample.key) is not sample:  # a window of one dropped or failed
+                continue
             if sample.encoded is part.encoded:
                 completed.append((sample, outcome))
             elif sample.encoded is not None:  # a window
@@ -421,9 +423,9 @@ class Batcher:
             answer = _answer_of(outcome, self._endpoint.serialize_outcome)
             if sample.should_cache and isinstance(answer, bytes):
                 good[sample.key] = answer
-            self._forget(sample)
             if len(sample.parts) > 1:
                 windows += sample.parts
+            self._forget(sample)
             waiters, sample.waiters = sample.waiters, []
             for job, index in waiters:
                 job.set_answer(index, answer)
@@ -452,6 +454,7 @@ class Batcher:
     def _forget(self, sample: InFlightSample) -> None:
         del self.flights[sample.key]
         self.tokens_in_use -= sample.token_cost
+        sample.parts = ()  # each refers to its sample: a circle would wait for the collector
 
     def _gauge(self) -> None:
         self._metrics.queue_items.set(len(self.flights))
