@@ -241,7 +241,7 @@ class VerifyConfig(Config):
 
     prompts: Literal["low", "all"] = Field(
         "low",
-        description="low: prompts that score low though their gold page was seen (max_score, "
+        description="low: prompts that score low though their gold page was sent (max_score, "
         "min_seen, min_ndcg), those that `distill` would take, and those that the record leaves in "
         "doubt; all: every one, scored or not.",
     )
@@ -250,8 +250,8 @@ class VerifyConfig(Config):
     min_seen: int = Field(
         1,
         ge=0,
-        description="Least number of its episodes that were shown a page with the fact, early or "
-        "late.",
+        description="Least number of its episodes in which the generator was sent a page with the "
+        "fact.",
     )
     min_ndcg: float | None = Field(
         None,

@@ -28,9 +28,10 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 class EpisodeSummary:
     """The summary of an episode.
 
-    order: index of its run. name: of the run. judge, ndcg, reward: None without a value. seen:
-    whether a page with the fact was visible. rank: the best rank of such a page among all hits;
-    None: it was in none. turns, searches, crops, invalid: counts of the policy's turns.
+    order: index of its run. name: of the run. judge, ndcg, reward: None without a value.
+    has_evidence: whether a page with the fact was sent to the generator. rank: the best rank of
+    such a page among all hits; None: it was in none. turns, searches, crops, invalid: counts of the
+    policy's turns.
     """
 
     order: int
@@ -41,7 +42,7 @@ class EpisodeSummary:
     ndcg: float | None
     reward: float | None
     end: str | None
-    seen: bool
+    has_evidence: bool
     rank: int | None
     turns: int
     searches: int
@@ -199,6 +200,7 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> EpisodeSummary:
     carry = carriers(trajectory.question)
     ranks = [hit.rank for turn in turns for hit in turn.hits if hit.page_id in carry]
     actions = [turn.action for turn in turns]
+    has_views = any(turn.views for turn in trajectory.turns)  # else only NDCG tells
     return EpisodeSummary(
         order=order,
         name=run,
@@ -208,7 +210,7 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> EpisodeSummary:
         ndcg=trajectory.ndcg,
         reward=trajectory.reward.value if trajectory.reward else None,
         end=trajectory.end,
-        seen=trajectory.saw_evidence,
+        has_evidence=trajectory.answer_has_evidence if has_views else bool(trajectory.ndcg),
         rank=min(ranks, default=None),
         turns=len(turns),
         searches=actions.count("search"),
@@ -222,27 +224,17 @@ def carriers(question: Question) -> set[str]:
     return {*question.gold, *(page for pages in question.alternatives.values() for page in pages)}
 
 
-def evidence_pages(trajectory: Trajectory) -> set[str]:
-    """Return the pages whose images the generator got; without that data, all visible pages."""
-    sent = set(trajectory.answer.evidence) if trajectory.answer else set()
-    if not sent:
-        return set(trajectory.shown_pages)
-    views = (view for turn in trajectory.turns for view in turn.views)
-    return {view.page_id for view in views if view.is_among(sent)}
-
-
 def covered_facts(question: Question, pages: Collection[str]) -> list[bool]:
     """Return for each gold page whether it or an alternative to it is among the pages."""
-    facts = ({gold, *question.alternatives.get(gold, ())} for gold in question.gold)
-    return [not fact.isdisjoint(pages) for fact in facts]
+    return [not fact.isdisjoint(pages) for fact in question.facts]
 
 
-def has_evidence(trajectory: Trajectory) -> bool:
+def has_all_evidence(trajectory: Trajectory) -> bool:
     """Return whether the answer rests on all gold pages or their alternatives.
 
     Without a gold page: whether it rests on any page.
     """
-    pages = evidence_pages(trajectory)
+    pages = trajectory.sent_pages
     return bool(pages) and all(covered_facts(trajectory.question, pages))
 
 

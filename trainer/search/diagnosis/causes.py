@@ -14,6 +14,7 @@ from trainer.search.curation.samples import (
     CuratedPrompt,
     EpisodeSummary,
     carriers,
+    has_all_evidence,
     of_same_part,
 )
 from trainer.search.data import documents
@@ -25,6 +26,7 @@ Cause = Literal[
     "gave_up",
     "unscored",
     "no_gold",
+    "not_sent",
     "judge_suspected",
     "reference_suspected",
     "generator_failed",
@@ -41,11 +43,12 @@ CAUSES: Final[Mapping[Cause, str]] = {
     "gave_up": "the policy gave the search up",
     "unscored": "it has no score: a neighbour failed, or nobody was asked",
     "no_gold": "the question names no gold page: what was searched wrong is not known",
-    "judge_suspected": "the facts were shown, and the answer, judged wrong, is the reference in "
+    "not_sent": "the facts were shown, and not all of them sent to the generator",
+    "judge_suspected": "the facts were sent, and the answer, judged wrong, is the reference in "
     "the same words, or one that was judged right in another episode",
-    "reference_suspected": "the facts were shown, and the answer is the one on which the answers "
+    "reference_suspected": "the facts were sent, and the answer is the one on which the answers "
     "agree, and which is not the reference's",
-    "generator_failed": "the facts were shown, and the answer is wrong all the same",
+    "generator_failed": "the facts were sent, and the answer is wrong all the same",
     "invalid": "malformed turns took too many of its turns",
     "ended_early": "the policy ended by itself after too few searches",
     "not_shown": "a page with a missing fact stood among the hits, and was not shown",
@@ -68,14 +71,15 @@ class EpisodeEvidence:
     """The data of an episode that its summary does not have.
 
     answer: the answer. asked_from: key of the images of the request. has_all_gold: whether each
-    gold page, or an alternative, was visible. hit: whether a missing one was among the hits of a
-    search.
-    document: whether a page of a gold page's document was visible.
+    gold page, or an alternative, was visible. is_sent: whether the generator got each of these.
+    hit: whether a missing one was among the hits of a search. document: whether a page of a gold
+    page's document was visible.
     """
 
     answer: str | None
     asked_from: str
     has_all_gold: bool
+    is_sent: bool
     hit: bool
     document: bool
 
@@ -83,14 +87,14 @@ class EpisodeEvidence:
 def episode_evidence(trajectory: Trajectory) -> EpisodeEvidence:
     """Return the evidence of an episode."""
     question, page_ids, answer = trajectory.question, set(trajectory.shown_pages), trajectory.answer
-    facts = [{gold, *question.alternatives.get(gold, ())} for gold in question.gold]
-    missing = {page for fact in facts if fact.isdisjoint(page_ids) for page in fact}
+    missing = {page for fact in question.facts if fact.isdisjoint(page_ids) for page in fact}
     hits = {hit.page_id for turn in trajectory.turns for hit in turn.hits}
     images = ",".join(answer.evidence) if answer is not None else ""
     return EpisodeEvidence(
         answer=answer.text if answer is not None else None,
         asked_from=images or trajectory.trajectory_id,
         has_all_gold=bool(page_ids) and not missing,
+        is_sent=has_all_evidence(trajectory),
         hit=not missing.isdisjoint(hits),
         document=any(page.rpartition("_")[0] in documents(question) for page in page_ids),
     )
@@ -101,7 +105,7 @@ class Suspicion:
     """Evidence against judge and reference in the answers to a question, as flat texts.
 
     right: answers that were judged right, and the reference. agreed: the common answer of episodes
-    with all facts visible, if it contradicts the reference. None if they do not agree, if an answer
+    with all facts sent, if it contradicts the reference. None if they do not agree, if an answer
     with all facts was judged right, if an answer without them is equal, and if it cannot be read
     from a page (`_is_reading`).
     """
@@ -130,15 +134,15 @@ def suspicion(
     answer_by_images = {
         clues[sample.ref].asked_from: text
         for sample, text in answers
-        if clues[sample.ref].has_all_gold and sample.judge is not None
+        if clues[sample.ref].is_sent and sample.judge is not None
     }
     seen = list(answer_by_images.values())
     agreed = None
     if len(seen) >= cfg.agree_least and not is_confirmed:
         text, count = max(Counter(seen).items(), key=lambda item: (item[1], item[0]))
         agreed = text if count / len(seen) >= cfg.agree_share else None
-    unread = {text for sample, text in answers if not clues[sample.ref].has_all_gold}
-    reproduced = any(clues[sample.ref].has_all_gold and text in right for sample, text in answers)
+    unread = {text for sample, text in answers if not clues[sample.ref].is_sent}
+    reproduced = any(clues[sample.ref].is_sent and text in right for sample, text in answers)
     if agreed is None or agreed in unread or reproduced or not _is_reading(agreed, question):
         agreed = None
     return Suspicion(frozenset(right - {""}), agreed)
@@ -180,7 +184,7 @@ def cause_of(
     if not carriers(question):
         return "no_gold"
     if clue.has_all_gold:
-        return _answer_cause(clue, suspects)
+        return _answer_cause(clue, suspects) if clue.is_sent else "not_sent"
     return _search_cause(sample, clue, cfg)
 
 

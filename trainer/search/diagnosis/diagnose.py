@@ -29,7 +29,7 @@ from trainer.sft.curation_record import VERIFY
 Corner = Literal["found_right", "found_wrong", "missed_right", "missed_wrong"]
 CORNERS: Final[Mapping[Corner, str]] = {
     "found_right": "gold found, answer right",
-    "found_wrong": "gold found, answer wrong: generator, judge or reference",
+    "found_wrong": "gold found, answer wrong: not sent, or generator, judge or reference",
     "missed_right": "gold not found, answer right: `hallucinations` says how",
     "missed_wrong": "gold not found, answer wrong: searched wrong",
 }

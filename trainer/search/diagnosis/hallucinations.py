@@ -19,8 +19,7 @@ from trainer.search.curation.samples import (
     CuratedRun,
     EpisodeSummary,
     covered_facts,
-    evidence_pages,
-    has_evidence,
+    has_all_evidence,
 )
 from trainer.search.data import documents
 from trainer.search.records import Question, Trajectory
@@ -68,9 +67,9 @@ def suspect_of(
     question, answer = trajectory.question, trajectory.answer
     if not sample.is_right(cfg.right) or answer is None or answer.text is None:
         return None
-    if has_evidence(trajectory):
+    if has_all_evidence(trajectory):
         return None
-    covered = covered_facts(question, evidence_pages(trajectory))
+    covered = covered_facts(question, trajectory.sent_pages)
     views = [
         view
         for turn in trajectory.turns

@@ -12,7 +12,7 @@ from scorekit.numeric.thresholds import above
 from trainer.search.curation.config_sections import DistillConfig, Rank
 from trainer.search.curation.dataset import Decision, refs
 from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, has_evidence
+from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, has_all_evidence
 from trainer.search.distillation.targets import RejectionReason, repeated, target_error
 from trainer.search.records import Trajectory
 from trainer.sft.curation_record import CurationRecord
@@ -42,7 +42,7 @@ def add_text(spool: DiskSpool[EpisodeText], trajectory: Trajectory, sample: Epis
             rejection=target_error(trajectory),
             repeats=bool(repeated(trajectory)),
             length=sum(map(len, texts)),
-            evidence=has_evidence(trajectory),
+            evidence=has_all_evidence(trajectory),
             digest=_digest([trajectory.question.question, *texts]),
         )
         spool.append(written, sample.ref)

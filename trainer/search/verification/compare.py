@@ -92,7 +92,7 @@ def skip_reason(
         ndcg = prompt.mean(verify_cfg.combine, "ndcg")
         if ndcg is None or below(ndcg, verify_cfg.min_ndcg):
             return "NDCG below min_ndcg"
-    seen = sum(sample.seen or bool(sample.ndcg) for sample in prompt.samples)
+    seen = sum(sample.has_evidence for sample in prompt.samples)
     return None if seen >= verify_cfg.min_seen else "gold not seen"
 
 

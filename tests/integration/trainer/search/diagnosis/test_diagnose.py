@@ -56,6 +56,15 @@ def wrong(sample: int = 0, **more: Any) -> Trajectory:
     return searched(Q, sample, **(fields | more))
 
 
+def unsent(sample: int = 0, **more: Any) -> Trajectory:
+    """Return an episode that showed its gold page last, when eight others had been sent."""
+    pages = [f"other_{number}" for number in range(1, 9)]
+    episode = wrong(sample, shown=(*pages, "deck_2"), **({"ndcg": 0.3} | more))
+    assert episode.answer is not None
+    episode.answer.evidence = [sha256_of(name) for name in pages]
+    return episode
+
+
 SEARCHES = [search_turn(1, "other_1"), search_turn(2, "other_2"), complete_turn(3)]
 
 
@@ -64,6 +73,8 @@ SEARCHES = [search_turn(1, "other_1"), search_turn(2, "other_2"), complete_turn(
     [
         ("gave_up", searched(Q, end="declined", reward=0.0, shown=("other_1",))),
         ("unscored", searched(Q, end="failed", shown=("deck_2",))),
+        ("not_sent", unsent()),
+        ("not_sent", unsent(answer="12,570 dollars")),
         ("generator_failed", wrong(shown=("deck_2",))),
         ("judge_suspected", wrong(shown=("deck_2",), answer="12570 Dollars.")),
         ("invalid", wrong(turns=[INVALID, search_turn(2, "deck_1")], end="forced")),
@@ -108,6 +119,17 @@ def test_answers_that_agree_against_the_reference_make_it_suspect(tmp_path: Path
 def test_answers_that_never_saw_the_page_say_nothing_of_the_reference(tmp_path: Path) -> None:
     unseen = [wrong(n, turns=SEARCHES, answer="11,000 dollars") for n in range(4)]
     assert diagnosed(tmp_path, *unseen)["reason"] == "never_hit"
+
+
+def test_answers_to_which_the_page_was_not_sent_say_nothing_of_the_reference(
+    tmp_path: Path,
+) -> None:
+    late = [unsent(n, answer="11,000 dollars") for n in range(4)]
+    assert diagnosed(tmp_path, *late)["reason"] == "not_sent"
+    seen = [wrong(n, shown=("deck_2",), answer="11,000 dollars") for n in range(4, 7)]
+    late = [unsent(n, answer="9 dollars") for n in range(3)]
+    decision = diagnosed(tmp_path / "a", *seen, *late, agree_share=0.8)
+    assert decision["causes"] == {"not_sent": 3, "reference_suspected": 3}
 
 
 def test_a_generator_that_is_asked_once_does_not_agree_with_itself(tmp_path: Path) -> None:
