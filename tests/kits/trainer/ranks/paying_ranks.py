@@ -1,7 +1,7 @@
 """One of several processes that request the rewards of their episodes: `PLAN.json`.
 
 The plan has the search config, the run's name, and for each step the questions of each process. The
-main process prints the merged stats of the last step; a mistake of the user ends each process.
+main process prints the merged stats of all steps; a mistake of the user ends each process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, episode
 from trainer.search.answer.run_share import merge_step_stats
 from trainer.search.config import SearchConfig
+from trainer.search.records import Trajectory
+from trainer.search.reward.stats import answer_stats
 from trainer.search.services import open_services
 
 
@@ -31,6 +33,7 @@ def pay(plan: dict[str, Any]) -> None:
         open_services(cfg, run=plan["run"], load_image=load_image, world=world) as services,
     ):
         stream, error = services.stream, ""
+        answered: list[Trajectory] = []
         for step, questions in enumerate(plan["steps"], 1):
             group_by_id = {}
             for number, question in enumerate(questions[world.rank]):
@@ -38,7 +41,7 @@ def pay(plan: dict[str, Any]) -> None:
                 stream.submit(sampled.model_copy(update={"step": step}))
                 group_by_id[f"t{world.rank}-{number}"] = "q1"
             try:
-                stream.collect(step, group_by_id, 60.0)
+                answered += stream.collect(step, group_by_id, 60.0).values()
             except UserError as raised:
                 error = str(raised)
             errors = world.gather([error])
@@ -46,8 +49,10 @@ def pay(plan: dict[str, Any]) -> None:
                 break
         assert services.answering is not None
         parts = world.gather([services.answering.stats() | stream.stats])
+        outcomes = answer_stats(world.gather(answered))
         if world.is_main:
-            print(json.dumps({"errors": errors, "stats": merge_step_stats(parts)}))
+            stats = outcomes | merge_step_stats(parts)
+            print(json.dumps({"errors": errors, "stats": stats}))
 
 
 if __name__ == "__main__":
