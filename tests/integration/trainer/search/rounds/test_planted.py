@@ -122,7 +122,7 @@ def charts_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         titles.update([title] if image else [])
         return image
 
-    for module in ("rounds.page", "curation.pages", "curation.focus"):
+    for module in ("rounds.page", "steps.output", "steps.focus"):
         monkeypatch.setattr(f"trainer.search.{module}.chart_image", chart)
 
 
