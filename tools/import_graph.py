@@ -100,9 +100,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.search.episode_runner trainer.search.training.loading "
         "trainer.search.rollout.watched_retriever",
         "environment": "trainer.search.environment",
-        "rows, curation": "trainer.search.curation trainer.search.diagnosis "
-        "trainer.search.distillation trainer.search.verification trainer.search.training.sft_rows "
-        "trainer.search.importers",
+        "rows, curation": "trainer.search.steps trainer.search.importers",
         "rounds": "trainer.search.rounds",
         "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect "
         "trainer.search.show",

@@ -28,8 +28,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "budget": (),
     "distill": ("--set", "distill.repeats=mask"),
 }
-#: Most that an episode may add to what a command holds: nothing, but for the noise.
-MOST_BYTES = 100
+#: Most that an episode may add to what a command holds: its summary, its id and a note.
+MOST_BYTES = 2000
 
 
 def questions(quick: bool) -> Iterator[Measurement]:

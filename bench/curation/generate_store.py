@@ -19,7 +19,7 @@ import yaml
 
 from bench.common import ROOT
 from scorekit.retrieval.wire import PageHit
-from trainer.search.curation.dataset import question_row
+from trainer.search.data import question_row
 from trainer.search.records import (
     EpisodeReward,
     GeneratedAnswer,

@@ -32,8 +32,7 @@ from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
 from demo.search.run import HERE, ingest, open_services
 from testing.processes import serving
-from trainer.search.curation.config_sections import TruthClass
-from trainer.search.verification.classes import Compared, class_of
+from trainer.search.steps.agreement import Compared, TruthClass, class_of
 
 ERRORS, KS, SEEDS = (0.0, 0.1, 0.2), (1, 3, 5), (0, 1, 2)
 ALL, MOST = 1.0, 0.51  # consensus
@@ -107,10 +106,11 @@ def _by_k(
 
 def _verify(out: Path, flags: list[str]) -> None:
     """Run the command in this process, because starting one takes longer than most of these."""
-    from trainer.search.verification.commands import verify
+    from trainer.search.steps.engine import run_step
+    from trainer.search.steps.options import CurationOptions
 
     with contextlib.redirect_stdout(io.StringIO()):
-        verify(out=out, set_=flags, overwrite=True)
+        run_step("verify", CurationOptions(out=out, set_=flags, overwrite=True))
 
 
 def _read_result(out: Path, wrong: set[str]) -> VerifyResult:

@@ -67,7 +67,7 @@ JSON_READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "decisions": (
         "manifest.json",
-        lambda folder: _call("trainer.search.curation.dataset:read_decisions")(folder, None),
+        lambda folder: _call("trainer.search.steps.prior:read_decisions")(folder, None),
     ),
     "steps of a loop": ("steps.json", _call("trainer.search.rounds.steps:read_steps")),
     "file of a synthesis": (

@@ -50,7 +50,8 @@ def commands_in(app: typer.Typer, name: str) -> Iterator[Command]:
 def _walk(command: Any, name: str) -> Iterator[Command]:
     if isinstance(command, LazyCommand):
         target = command.entry.target
-        if not target.startswith("scorekit.") or target.partition(":")[0] in APPS:
+        is_ours = target.startswith(("scorekit.", "trainer.search.steps."))
+        if not is_ours or target.partition(":")[0] in APPS:
             yield Command(name, f"{command.help} {_same_as(target)}", [])
             return
         command = command.load()

@@ -23,8 +23,8 @@ from tools.docs.entries import (
 )
 from trainer.roleplay.config import RoleplayConfig
 from trainer.search.config import SearchConfig
-from trainer.search.curation.config import CurationConfig
 from trainer.search.rounds.config import RoundsConfig
+from trainer.search.steps.config import CurationConfig
 from trainer.sft.config import SftConfig
 from trainer.translation.config import TranslationConfig
 

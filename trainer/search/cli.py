@@ -17,25 +17,21 @@ from rich.console import Console
 from scorekit.command import StdoutContent, clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
+from scorekit.lazy_commands import lazy_group
 from scorekit.report.render import visible
-from trainer.search.curation.commands import buckets, budget, focus
-from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
-from trainer.search.distillation.commands import distill, rewrite
 from trainer.search.environment.openenv_command import serve_openenv
 from trainer.search.importers.commands import import_dataset
 from trainer.search.rounds.commands import loop
-from trainer.search.verification.commands import verify
+from trainer.search.steps.commands import entries
 
 app = typer.Typer(
+    cls=lazy_group(entries()),
     help="Search: episodes of a policy that looks for evidence in document pages.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (
-    *(buckets, focus, budget, verify, diagnose, alternatives, hallucinations),
-    *(distill, rewrite, loop, serve_openenv),
-):
+for command in (loop, serve_openenv):
     app.command()(command)
 app.command("import")(import_dataset)
 
@@ -240,7 +236,7 @@ def export(
                 f"--format {form}: not written by this command. Run `python "
                 f"examples/export_trajectories.py {run_dir} {target} --format {form}`."
             )
-        from trainer.search.training.sft_rows import ROWS, export_sft
+        from trainer.search.steps.sft_rows import ROWS, export_sft
 
         model_overrides = [
             "policy.tokenizer=null",

@@ -28,6 +28,7 @@ from trainer.search.data import check_gold, hold_against_index, load_train
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Question
+from trainer.search.reward.stats import answer_stats
 from trainer.search.services import (
     PolicyAndServices,
     check_index,
@@ -174,7 +175,7 @@ class _Steps:
         self.store.write_step(step, list(final.values()))
         row: dict[str, Any] = {"update": step, **stream.stats}
         if self.services.answering is not None:
-            row |= self.services.answering.stats()
+            row |= answer_stats(final.values()) | self.services.answering.stats()
         self.runlog.write_update(row)
         self.runlog.sync()
         return any(trajectory.reward_value is not None for trajectory in final.values())

@@ -377,3 +377,24 @@ def _with_ids(source: str, questions: Sequence[Question]) -> list[Question]:
     return [
         question.model_copy(update={"id": id}) for question, id in zip(questions, ids, strict=True)
     ]
+
+
+def question_row(question: Question, **changed: Any) -> dict[str, Any]:
+    """Return a question as a row of training data."""
+    are_numbered = question.gold == gold_pages(question.file_name, question.reference_pages)
+    row = {
+        "id": question.id,
+        "question": question.question,
+        "reference_answer": question.reference_answer,
+        "reference_answers": list(question.reference_answers) if question.other_answers else [],
+        "file_name": question.file_name,
+        "reference_page": list(question.reference_pages),
+        "gold_pages": [] if are_numbered else list(question.gold),
+        "alternatives": {page: list(pages) for page, pages in question.alternatives.items()},
+        "question_type": question.question_type,
+        "max_turns": question.max_turns,
+        "temperature": question.temperature,
+        "n_agent": question.n_agent,
+        **changed,
+    }
+    return {name: value for name, value in row.items() if value not in (None, "", [], {})}

@@ -82,6 +82,11 @@ class Question(Record):
         """Return all right answers as one text for people: they have " | " between them."""
         return " | ".join(self.reference_answers)
 
+    @property
+    def facts(self) -> list[set[str]]:
+        """Return for each gold page the pages that carry its fact: it and its alternatives."""
+        return [{gold, *self.alternatives.get(gold, ())} for gold in self.gold]
+
     def samples(self, of_run: int | None) -> int:
         """Return the number of its episodes: its `n_agent`, else `of_run`; if that is None, 1."""
         return 1 if of_run is None else self.n_agent or of_run
@@ -262,19 +267,33 @@ class Trajectory(Record):
         return self.judged.score >= SUCCESS
 
     @property
-    def saw_evidence(self) -> bool:
-        """Return whether the policy saw a gold page or an alternative to one.
+    def sent_pages(self) -> set[str]:
+        """Return the pages whose images the generator got; without that data, all visible pages."""
+        sent = set(self.answer.evidence) if self.answer else set()
+        if not sent:
+            return set(self.shown_pages)
+        views = (view for turn in self.turns for view in turn.views)
+        return {view.page_id for view in views if view.is_among(sent)}
 
-        Without known gold pages: whether it saw any page.
+    @property
+    def answer_has_evidence(self) -> bool:
+        """Return whether the generator got a gold page or an alternative to one.
+
+        Without known gold pages: whether it got any page.
         """
-        question, page_ids = self.question, self.shown_pages
-        if not question.gold:
+        page_ids, facts = self.sent_pages, self.question.facts
+        if not facts:
             return bool(page_ids)
-        valid_pages = {
-            *question.gold,
-            *(page for names in question.alternatives.values() for page in names),
-        }
-        return not valid_pages.isdisjoint(page_ids)
+        return any(not fact.isdisjoint(page_ids) for fact in facts)
+
+    @property
+    def has_unsent_gold(self) -> bool:
+        """Return whether a fact was visible to the policy, and no page with it was sent.
+
+        At most `answering.generator.max_images` images are sent, the first pages first.
+        """
+        visible, sent = set(self.shown_pages), self.sent_pages
+        return any(fact & visible and not fact & sent for fact in self.question.facts)
 
     @property
     def images(self) -> list[str]:

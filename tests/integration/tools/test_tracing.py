@@ -126,7 +126,7 @@ def test_other_work_is_traced_to_its_end(name, tmp_path):
         "prompt": "trainer/rl/update.py",
         "question": "trainer/rl/update.py",
         "sentence": "synth/export/files.py",
-        "curation": "trainer/search/curation/buckets.py",
+        "curation": "trainer/search/steps/buckets.py",
         "paid-curation": "trainer/search/answer/models.py",
     }
     assert last_file[name] in tracing.TRACES[name][1](tmp_path)

@@ -11,8 +11,8 @@ from scorekit.llm.dialects import DIALECTS
 from scorekit.llm.wire import ChatPrompt, Sampling, typed
 from services.judge.mqm import SCHEMA as MQM
 from services.judge.rubrics import load_rubrics
-from trainer.search.distillation.rewriter import SCHEMA as REWRITER
-from trainer.search.verification.verifier import SCHEMA as VERIFIER
+from trainer.search.steps.rewrite import SCHEMA as REWRITER
+from trainer.search.steps.verify import SCHEMA as VERIFIER
 
 ALL = {name: rubric.schema_ for name, rubric in load_rubrics().items()} | {
     "mqm": MQM,

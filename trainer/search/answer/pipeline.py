@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -144,7 +143,7 @@ class AnswerPipeline:
         self.cfg = part_of_limits(cfg, rank, size)
         self._location, self._run, self._rank = answers_location(cfg, folder), run, rank
         self._parts: tuple[Store, Account, Generator, AnswerJudge] | None = None
-        self._counts: Counter[str] = Counter()
+        self._reported: dict[str, int] = {}
 
     async def check(self) -> None:
         """Raise UserError if generator or judge does not answer, or not as configured."""
@@ -176,17 +175,21 @@ class AnswerPipeline:
         return "" if self._parts is None else self._parts[3].model
 
     def stats(self) -> dict[str, float]:
-        """Return stats for the log: usage (`spent`), and outcomes of this process's episodes.
+        """Return stats for the log: usage (`spent`), and retries and damaged answers since the last
+        call.
 
-        Those of several processes are summed by `merge_step_stats`.
+        Those of several processes are summed by `merge_step_stats`. What became of the answers is
+        counted from the episodes (`answer_stats`).
         """
-        stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
+        stats: dict[str, float] = {}
         for server, charge in self.spent.items():
             used = charge.model_dump(exclude={"cached"}, exclude_none=True)
             stats |= {f"cost/{server}_{name}": float(value) for name, value in used.items()}
         if self._parts is not None:
-            stats["answers/damaged"] = float(self._parts[0].damaged)
-            stats["answers/retries"] = float(self._parts[2].retries)
+            totals = {"damaged": self._parts[0].damaged, "retries": self._parts[2].retries}
+            for name, total in totals.items():
+                stats[f"answers/{name}"] = float(total - self._reported.get(name, 0))
+            self._reported = totals
         return stats
 
     async def finish(
@@ -208,7 +211,6 @@ class AnswerPipeline:
         pngs = {image: load_image(image) for image in evidence_images(trajectory, generator.cfg)}
         question = trajectory.question
         answer = await generator.answer(question.question, pngs)
-        self._counts["cached" if answer.charge.cached else answer.status] += 1
         judged: JudgedAnswer | None
         if (text := answer.text) is None:
             judged = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
@@ -218,12 +220,10 @@ class AnswerPipeline:
                 (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
             )
             assert judged is not None
-            self._counts[f"judged_{judged.status}"] += 1
         update = {"answer": answer, "judged": judged, "grounded": grounded}
         return trajectory.model_copy(update=update)
 
     def _skip(self, trajectory: Trajectory, reason: str, score: float | None) -> Trajectory:
-        self._counts["no_evidence" if score is not None else "not_answered"] += 1
         answer = GeneratedAnswer(status="skipped", error=reason)
         judged = JudgedAnswer(status="skipped", score=score, reason=reason)
         return trajectory.model_copy(update={"answer": answer, "judged": judged})

@@ -26,7 +26,7 @@ def _success(t: Trajectory) -> float | None:
 
 
 def _unfounded(t: Trajectory) -> float | None:
-    return None if t.success is None else float(t.success and not t.saw_evidence)
+    return None if t.success is None else float(t.success and not t.answer_has_evidence)
 
 
 def _tokens(t: Trajectory) -> float | None:

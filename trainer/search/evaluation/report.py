@@ -135,10 +135,11 @@ def write_evaluation(
 ) -> Path:
     """Write a page of the stats of an evaluation, its worst and its first episodes."""
     rewarded = [episode for episode in episodes if episode.reward_value is not None]
-    unfounded = [e for e in episodes if e.success and not e.saw_evidence]
+    unfounded = [e for e in episodes if e.success and not e.answer_has_evidence]
     kinds = (
         ("Worst by the reward", sorted(rewarded, key=attrgetter("reward_value"))),
         ("Right without evidence", unfounded),
+        ("Gold shown, not sent to the generator", [e for e in episodes if e.has_unsent_gold]),
         ("Without a reward", [e for e in episodes if e.reward_value is None]),
         ("The first of the set", list(episodes)),
     )

@@ -112,6 +112,7 @@ _BEHAVIOR = (
     ),
     StatSpec(key="declined_share", title="given up", hidden_at=_NEVER_OR_UNKNOWN),
     _count("no_evidence", "ended without a picture", better="lower"),
+    _count("not_sent", "gold shown, not sent", better="lower", hidden_at=_NEVER_OR_UNKNOWN),
 )
 _SERVICES = (
     _count("answers_failed", "answers failed (generator)", better="lower"),
@@ -181,6 +182,7 @@ def compute_stats(episodes: Sequence[Trajectory]) -> Stats:
     failed = [episode for episode in episodes if episode.end == "failed"]
     of_policy = sum(episode.end_detail.startswith("policy:") for episode in failed)
     stats |= {"policy_failed": of_policy, "search_failed": len(failed) - of_policy}
+    stats["not_sent"] = sum(episode.has_unsent_gold for episode in episodes)
     stats["goldless"] = sum(
         episode.reward is not None and episode.reward.error == NO_GOLD for episode in episodes
     )

@@ -21,8 +21,7 @@ from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from scorekit.report.progress import progress_bar
 from trainer.runs.readers import shortened
-from trainer.search.curation.dataset import question_row
-from trainer.search.curation.samples import digest_of
+from trainer.search.data import question_row
 from trainer.search.importers.mmlongbench import MMLongBenchDoc
 from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import Importer, ImportOptions, PublishedQuestion
@@ -30,6 +29,7 @@ from trainer.search.importers.slidevqa import SlideVQA
 from trainer.search.importers.vidore_v3 import ViDoReV3
 from trainer.search.importers.vidoseek import ViDoSeek
 from trainer.search.records import Question
+from trainer.search.steps.episodes import digest_of
 
 IMPORTERS: dict[str, Callable[[ImportOptions], Importer]] = {
     "slidevqa": SlideVQA,

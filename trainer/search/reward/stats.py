@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
@@ -71,6 +71,28 @@ def reward_stats(episodes: Sequence[Trajectory]) -> dict[str, float]:
             part, values_of_part
         )
     return stats
+
+
+def answer_stats(episodes: Iterable[Trajectory]) -> dict[str, float]:
+    """Return what became of the answers and verdicts of episodes, as `answers/OUTCOME`.
+
+    Of answers: ok, failed, late, no_evidence (scored 0 without a call), not_answered (given up, or
+    the reward does not need one); cached: those of ok that were known before, at no cost. Of
+    verdicts on answers: judged_ok, judged_failed, judged_skipped, judged_late.
+    """
+    counts: Counter[str] = Counter()
+    for trajectory in episodes:
+        answer, judged = trajectory.answer, trajectory.judged
+        if answer is None:
+            continue
+        if answer.status == "skipped":
+            counts["no_evidence" if _is_without_evidence(trajectory) else "not_answered"] += 1
+        else:
+            counts[answer.status] += 1
+            counts["cached"] += answer.charge.cached
+        if answer.status == "ok" and judged is not None:
+            counts[f"judged_{judged.status}"] += 1
+    return {f"answers/{outcome}": float(count) for outcome, count in sorted(counts.items())}
 
 
 def _share(count: int, total: int) -> float:

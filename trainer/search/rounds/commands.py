@@ -9,7 +9,7 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import load_config
-from trainer.search.curation.command_line import Overrides
+from trainer.search.steps.options import Overrides
 
 
 def loop(

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
+from trainer.search.steps.table import IN_ROUND, step
 
 #: The steps that may follow a round's training, in their order.
-Step = Literal[
-    "alternatives",
-    "diagnose",
-    "hallucinations",
-    "buckets",
-    "verify",
-    "focus",
-    "budget",
-    "distill",
-    "rewrite",
-    "sft",
-]
-STEPS: tuple[Step, ...] = get_args(Step)
-#: Step -> the step of the same round that it requires.
-_NEEDS: dict[Step, Step] = {"rewrite": "distill", "sft": "distill"}
+STEPS: Final = (*IN_ROUND, "sft")
+if TYPE_CHECKING:
+    Step = str
+else:
+    Step = Literal[STEPS]
+
+
+def needed_by(name: str) -> str | None:
+    """Return the step of the same round that a step requires, or None."""
+    return "distill" if name == "sft" else step(name).needs
 
 
 class RoundLimits(Config):
@@ -65,10 +61,11 @@ class RoundConfig(Config):
     def _in_order(cls, value: list[Step]) -> list[Step]:
         if len(set(value)) < len(value):
             raise ValueError("a step is named twice")
-        for step, needed in _NEEDS.items():
-            if step in value and needed not in value:
-                raise ValueError(f"{step} requires the rows of {needed}: name {needed}, too")
-        return [step for step in STEPS if step in value]
+        for name in value:
+            needed = needed_by(name)
+            if needed is not None and needed not in value:
+                raise ValueError(f"{name} requires the rows of {needed}: name {needed}, too")
+        return [name for name in STEPS if name in value]
 
 
 class RoundsConfig(Config):

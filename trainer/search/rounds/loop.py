@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.page import write_page
 from trainer.search.rounds.plan import ANSWERS, LoopPlan, LoopState, check_plan
 from trainer.search.rounds.steps import Steps, lock_loop
+from trainer.search.steps.config import CurationConfig
+from trainer.search.steps.step import Step
+from trainer.search.steps.table import step
 
 #: The reason if a loop ends before its last round.
 NOTHING_LEFT = "no row is left to play"
@@ -52,44 +55,41 @@ def _run_round(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, lock: i
 
 def _follow(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, steps: Steps) -> None:
     """Run the steps after the training, in their order."""
-    runs = [flag for run in state.runs for flag in ("--run", run)]
     for name in round_cfg.then:
-        cfg: Any = plan.curation(round_cfg, state)
-        record: list[Any] = ["--record", state.record] if state.record else []
-        match name:
-            case "alternatives":
-                extended = steps.curate(name, cfg, *runs)
-                state.data = {"train": str(extended / "rows.jsonl")}
-            case "buckets":
-                state.buckets = steps.curate(name, cfg, *runs)
-            case "diagnose" | "hallucinations" | "verify":
-                state.record = steps.curate(name, cfg, *runs, *record)
-            case "focus":
-                more: list[Any] = ["--buckets", state.buckets] if state.buckets else []
-                earlier_rows = state.focused if "all" in cfg.focus.take else None
-                more += ["--rows", earlier_rows] if earlier_rows else []
-                state.focused = steps.curate(name, cfg, *runs, *more, *record)
-                state.rows = str(state.focused / "rows.jsonl")
-            case "budget":
-                chosen = ["--rows", state.focused] if state.focused else []
-                budget = steps.curate(name, cfg, *runs, *chosen, *record)
-                state.rows = str(budget / "rows.jsonl")
-            case "distill":
-                cfg.distill.model = cfg.distill.model or state.policy
-                steps.curate(name, cfg, *runs, *record)
-            case "rewrite":
-                _rewrite(steps, cfg, record)
-            case "sft":
-                _finetune(plan, round_cfg, state, steps)
+        if name == "sft":
+            _finetune(plan, round_cfg, state, steps)
+        else:
+            _curate(step(name), plan.curation(round_cfg, state), state, steps)
         write_page(plan)
 
 
-def _rewrite(steps: Steps, cfg: Any, record: Sequence[Any]) -> None:
-    distilled = steps.folder / "distill"
-    if _rows(distilled):
-        steps.curate("rewrite", cfg, "--from", distilled, *record)
-    else:
-        steps.skip("rewrite", "distill has no rows")
+def _curate(curation_step: Step[Any], cfg: CurationConfig, state: LoopState, steps: Steps) -> None:
+    """Run a curation step and update the state."""
+    name, needed = curation_step.name, curation_step.needs
+    if needed is not None and not _rows(steps.folder / needed):
+        steps.skip(name, f"{needed} has no rows")
+        return
+    curation_step.in_loop(cfg, state.policy)
+    folder = steps.curate(name, cfg, *_flags(curation_step, cfg, state, steps))
+    state.update(curation_step.moves, folder)
+
+
+def _flags(
+    curation_step: Step[Any], cfg: CurationConfig, state: LoopState, steps: Steps
+) -> Iterator[object]:
+    """Yield the input options of a step; steps.json records their order."""
+    options = curation_step.options
+    if {"run", "some_runs"} & set(options):
+        for run in state.runs:
+            yield from ("--run", run)
+    if curation_step.needs is not None:
+        yield from ("--from", steps.folder / curation_step.needs)
+    if "buckets" in options and state.buckets:
+        yield from ("--buckets", state.buckets)
+    if state.focused and curation_step.takes_rows(cfg):
+        yield from ("--rows", state.focused)
+    if "record" in options and state.record:
+        yield from ("--record", state.record)
 
 
 def _finetune(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, steps: Steps) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.report.page import chart_image, write_html
-from trainer.search.curation.pages import as_cell
 from trainer.search.rounds.plan import LoopPlan
 from trainer.search.rounds.summary import (
     SHOWN,
@@ -21,6 +20,7 @@ from trainer.search.rounds.summary import (
     rounds_table,
     summarize_round,
 )
+from trainer.search.steps.output import as_cell
 
 PAGE = "rounds.html"
 

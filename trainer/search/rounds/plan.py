@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -15,10 +15,10 @@ from scorekit.config import check_config, read_config
 from scorekit.errors import UserError
 from trainer.runs.config import KeptConfig, pinned_settings
 from trainer.search.config import SearchConfig
-from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.reanswer import merged
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
-from trainer.search.verification.verifier import check_independent
+from trainer.search.steps.asking import merged
+from trainer.search.steps.config import CurationConfig
+from trainer.search.steps.table import step as step_of
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import FILE
 
@@ -34,15 +34,6 @@ _LOOP_KEYS = {
     "sft": ("data.train", "data.record", "policy.path", "misc.run_dir"),
     "train": ("misc.run_dir",),
 }
-#: Further config sections that a curation command reads.
-_EXTRA_SECTIONS = {
-    "focus": ("buckets",),
-    "hallucinations": ("answering",),
-    "budget": ("buckets",),
-    "alternatives": ("answering",),
-    "verify": ("answering", "distill"),
-}
-_ASKS_GENERATOR = ("alternatives", "hallucinations", "verify")
 
 
 @dataclass(slots=True)
@@ -62,6 +53,16 @@ class LoopState:
     focused: Path | None = None
     runs: list[Path] = field(default_factory=list)
     record: Path | None = None
+
+    def update(self, moves: Collection[str], folder: Path) -> None:
+        """Take over what a step has left in its folder. moves: of the step."""
+        rows = str(folder / "rows.jsonl")
+        if "data" in moves:
+            self.data = {"train": rows}
+        if "rows" in moves:
+            self.rows = rows
+        for name in {"buckets", "focused", "record"} & set(moves):
+            setattr(self, name, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +191,15 @@ def _check_data(round_cfg: RoundConfig, training: SearchConfig, *, is_from_loop:
 
 
 def _check_models(round_cfg: RoundConfig, training: SearchConfig, curation: CurationConfig) -> None:
-    if "verify" in round_cfg.then:
-        verifier = curation.verify.verifier
-        if not (verifier.base_url and verifier.model):
+    steps = [step_of(name) for name in round_cfg.then if name != "sft"]
+    for step in steps:
+        if (error := step.loop_error(curation, training.answering)) is not None:
+            raise UserError(f"{round_cfg.name}: {step.name}: {error}")
+        if "generator" in step.asks and not curation.answering.generator.model:
             raise UserError(
-                f"{round_cfg.name}: verify: curation.verify.verifier: set base_url and model"
-            )
-        check_independent(verifier, training.answering.generator)
-    for name in _ASKS_GENERATOR:
-        if name in round_cfg.then and not curation.answering.generator.model:
-            raise UserError(
-                f"{round_cfg.name}: {name}: requires the generator. Set base_url and model of "
+                f"{round_cfg.name}: {step.name}: requires the generator. Set base_url and model of "
                 "train.answering.generator."
             )
-    if "rewrite" in round_cfg.then and not curation.rewrite.rewriter.model:
-        raise UserError(f"{round_cfg.name}: rewrite: curation.rewrite.rewriter.model: not set")
 
 
 def settings_of(
@@ -215,9 +210,9 @@ def settings_of(
     Addresses and rates of servers may change. Paths in the loop's folder `out` are relative to it.
     """
     if isinstance(cfg, CurationConfig):
-        sections = [step, *_EXTRA_SECTIONS.get(step, ())]
+        sections = [step, *step_of(step).also]
         settings = _keys(cfg, sections) | {"read": [_from(out, flag) for flag in flags]}
-        paths = [*_READ[1:], *(["distill.model"] if step == "distill" else [])]
+        paths = [*_READ[1:], *step_of(step).paths]
     elif isinstance(cfg, SearchConfig):
         settings, paths = pinned_settings(cfg) | _values_at(cfg, _LENGTH), [*_READ]
     else:

@@ -13,6 +13,8 @@ from trainer.runs.run_log import read_jsonl
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.steps import StepRecord, read_steps
+from trainer.search.steps.table import IN_ROUND
+from trainer.search.steps.table import step as step_of
 
 REWARD = "reward_mean"
 #: Stats of an evaluation: key -> title.
@@ -116,8 +118,8 @@ def rounds_table(
         if any(after is not None for _, after in pairs):
             cells = [f"{_cell(before)} → {_cell(after)}" for before, after in pairs]
             lines.append([f"held out: {title}", *cells])
-    for command in _COMMANDS:
-        if any(command in summary.then for summary in cfg.rounds):
+    for command in IN_ROUND:
+        if step_of(command).drops and any(command in summary.then for summary in cfg.rounds):
             counts = [summary.counts.get(command) for summary in rounds]
             cells = ["–" if n is None else f"{n['kept']} of {n['rows']}" for n in counts]
             lines.append([f"{command}: kept", *cells])
@@ -132,9 +134,6 @@ def rounds_table(
         ["hours", *(f"{sum(step.seconds for step in group) / 3600:.3f}" for group in steps)],
     ]
     return ["", *(summary.name for summary in rounds)], lines
-
-
-_COMMANDS = ("hallucinations", "verify", "focus", "budget", "distill", "rewrite")
 
 
 def _left_out(summary: RoundSummary, command: str) -> str:

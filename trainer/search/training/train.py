@@ -37,7 +37,7 @@ from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions,
 from trainer.search.evaluation.stats import compute_stats, table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stats import step_stats, without_spread
+from trainer.search.reward.stats import answer_stats, step_stats, without_spread
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.services import SearchServices, has_page, open_services, run_name
@@ -226,6 +226,7 @@ class SearchTask:
             **step_stats(batch.final),
             **compute_stats(list(batch.final.values())),
             "groups_without_spread": len(without_spread(batch.final)),
+            **({} if answering is None else answer_stats(batch.final.values())),
             **merge_step_stats(self.world.gather([own_stats])),
         }
         if self.collector.budget is not None:

@@ -13,6 +13,7 @@ from trainer.search.records import SUCCESS, ImageView, Region, Trajectory, Turn
 KINDS = {
     "all": "all",
     "seen-wrong": "gold seen, answer wrong",
+    "unsent": "gold shown, not sent",
     "unshown-right": "answer right without evidence",
     "forced": "forced end",
     "invalid": "an invalid action",
@@ -83,14 +84,17 @@ def _written(turn: Turn, view: ImageView) -> BoxMark:
 def _kinds(trajectory: Trajectory) -> Iterator[str]:
     """Yield the kinds of an episode, as keys of KINDS.
 
-    Without evidence: no page with the fact was visible (no page at all, without known gold pages),
-    or the judge found no support for the answer in the evidence.
+    Without evidence: no page with the fact was sent to the generator (no page at all, without known
+    gold pages), or the judge found no support for the answer in the evidence.
     """
     yield "all"
     support = trajectory.grounded.score if trajectory.grounded else None
-    if trajectory.success is False and set(trajectory.question.gold) & {*trajectory.shown_pages}:
+    has_evidence = trajectory.answer_has_evidence
+    if trajectory.success is False and trajectory.question.gold and has_evidence:
         yield "seen-wrong"
-    lacks_evidence = not trajectory.saw_evidence or (support is not None and support < SUCCESS)
+    if trajectory.has_unsent_gold:
+        yield "unsent"
+    lacks_evidence = not has_evidence or (support is not None and support < SUCCESS)
     if trajectory.success and lacks_evidence:
         yield "unshown-right"
     if trajectory.forced:

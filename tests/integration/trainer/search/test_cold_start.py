@@ -17,7 +17,7 @@ from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import local_policy
 from trainer.search.records import EpisodeReward
-from trainer.search.training.sft_rows import ROWS
+from trainer.search.steps.sft_rows import ROWS
 from trainer.search.trajectories.store import TrajectoryStore
 from trainer.sft.run import run_sft
 

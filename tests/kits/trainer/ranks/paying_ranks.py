@@ -2,7 +2,7 @@
 
 The plan has the search config, the run's name, and for each step the questions of each process;
 `machines`: whether each process pretends to be on a machine of its own. The main process prints the
-merged stats of the last step; a mistake of the user ends each process.
+merged stats of all steps; a mistake of the user ends each process.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from tests.kits.trainer.search_answers import PICTURES, episode
 from trainer.search import services as services_module
 from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
+from trainer.search.records import Trajectory
+from trainer.search.reward.stats import answer_stats
 from trainer.search.services import open_services
 
 
@@ -35,6 +37,7 @@ def pay(plan: dict[str, Any]) -> None:
         open_services(cfg, run=plan["run"], load_image=load_image, world=world) as services,
     ):
         stream, error = services.stream, ""
+        answered: list[Trajectory] = []
         for step, questions in enumerate(plan["steps"], 1):
             group_by_id = {}
             for number, question in enumerate(questions[world.rank]):
@@ -42,7 +45,7 @@ def pay(plan: dict[str, Any]) -> None:
                 stream.submit(sampled.model_copy(update={"step": step}))
                 group_by_id[f"t{world.rank}-{number}"] = "q1"
             try:
-                stream.collect(step, group_by_id, 60.0)
+                answered += stream.collect(step, group_by_id, 60.0).values()
             except UserError as raised:
                 error = str(raised)
             errors = world.gather([error])
@@ -50,8 +53,10 @@ def pay(plan: dict[str, Any]) -> None:
                 break
         assert services.answering is not None
         parts = world.gather([services.answering.stats() | stream.stats])
+        outcomes = answer_stats(world.gather(answered))
         if world.is_main:
-            print(json.dumps({"errors": errors, "stats": merge_step_stats(parts)}))
+            stats = outcomes | merge_step_stats(parts)
+            print(json.dumps({"errors": errors, "stats": stats}))
 
 
 if __name__ == "__main__":

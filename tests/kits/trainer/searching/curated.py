@@ -10,10 +10,7 @@ from typing import Any
 import yaml
 
 from tests.kits.trainer.searching.finished import episode, png_of
-from trainer.search.curation.dataset import question_row
-from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, sample_of
-from trainer.search.data import gold_pages
+from trainer.search.data import gold_pages, question_row
 from trainer.search.records import (
     EpisodeReward,
     GeneratedAnswer,
@@ -21,6 +18,12 @@ from trainer.search.records import (
     Question,
     Trajectory,
 )
+from trainer.search.steps.config import CurationConfig
+from trainer.search.steps.engine import open_work
+from trainer.search.steps.episodes import CuratedPrompt, sample_of
+from trainer.search.steps.options import CurationOptions
+from trainer.search.steps.step import Outcome
+from trainer.search.steps.table import step as step_of
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
@@ -70,11 +73,11 @@ def searched(
 
 def prompt_of(**scores: Sequence[float]) -> CuratedPrompt:
     """Return a prompt with episodes that have these `judge`, `ndcg`, `reward`; in memory only."""
-    question, spool = make_question("q", 1), DiskSpool(EpisodeSummary)
+    prompt = CuratedPrompt(make_question("q", 1))
     for n, values in enumerate(zip(*scores.values(), strict=True)):
-        played_episode = searched(question, n, **dict(zip(scores, values, strict=True)))
-        spool.append(sample_of(played_episode, 0, "run"), question.id)
-    return CuratedPrompt(question, spool)
+        played_episode = searched(prompt.question, n, **dict(zip(scores, values, strict=True)))
+        prompt.samples.append(sample_of(played_episode, 0, "run"))
+    return prompt
 
 
 def write_run(
@@ -110,6 +113,15 @@ def write_run(
     config = {"task": "search", "data": {"train": str(path)}, "misc": {"run_dir": str(folder)}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return folder
+
+
+def outcome_of(name: str, *runs: Path, cfg: CurationConfig | None = None) -> Outcome:
+    """Return what a step decides about runs, without a folder; it asks nobody."""
+    curation_step = step_of(name)
+    options = CurationOptions(out=Path("out"), run=list(runs))
+    work = open_work(curation_step, options, cfg or CurationConfig())
+    with curation_step.opened(work) as work.opened:
+        return curation_step.decide(work, {})
 
 
 def write_rows(path: Path, questions: Sequence[Question]) -> Path:

@@ -11,7 +11,6 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.search.config_data import SearchData
-from trainer.search.curation.dataset import question_row
 from trainer.search.data import (
     check_gold,
     gold_pages,
@@ -19,6 +18,7 @@ from trainer.search.data import (
     in_both,
     load_questions,
     question_from_row,
+    question_row,
 )
 from trainer.search.records import Question, answer_parts
 

@@ -12,7 +12,7 @@ import pytest
 from demo.search.answer_keys import read_keys
 from demo.search.loop.verifier import Verifying
 from demo.search.reading import HEIGHT, WIDTH, Reader, Sight
-from trainer.search.verification.verifier import read_opinion
+from trainer.search.steps.verify import read_opinion
 
 SEEDS = range(3)
 KEY_SUBSET = read_keys()[::3]

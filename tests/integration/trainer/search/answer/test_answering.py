@@ -15,6 +15,7 @@ from testing.judge import running_judge
 from testing.servers import free_port
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
 from trainer.search.answer.config import WITHOUT_IMAGES
+from trainer.search.reward.stats import answer_stats
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,9 @@ def finished(served, folder, *trajectories, keep=None, **sections):
             await pipeline.check()
             done = [pipeline.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
             answered = await asyncio.gather(*done)
-            return answered, sum_charges(pipeline.spent.values()), pipeline.stats()
+            stats = answer_stats(answered) | pipeline.stats()
+            assert pipeline.stats()["answers/retries"] == 0, "of the last call alone"
+            return answered, sum_charges(pipeline.spent.values()), stats
         finally:
             await pipeline.close()
 

@@ -22,7 +22,7 @@ from testing.openai_server import FakeOpenAI
 from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
 from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_rows
 from tests.kits.trainer.searching.episodes import COMPLETE, search
-from tests.kits.trainer.searching.finished import page
+from tests.kits.trainer.searching.finished import page, sha256_of
 from tests.kits.trainer.searching.verifying import SAID, VerifyServers, verifying
 from trainer.search.cli import app
 from trainer.search.records import Question, Trajectory
@@ -37,7 +37,10 @@ KINDS: Mapping[str, tuple[tuple[str, str], Sequence[str]]] = {
     "late": (("15", "15"), ["deck_9", "deck_8", "deck_7", "deck_1"]),
     "lucky": (("12", "12"), ["deck_9"]),
     "good": (("12", "12"), ["deck_1"]),
+    "unsent": (("12", "12"), [*(f"deck_{n}" for n in range(2, 10)), "deck_1"]),
 }
+#: At most so many images are sent to the generator.
+SENT = 8
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +55,7 @@ def questions(count: int) -> list[Question]:
             f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12"
         )
         for kind in KINDS
-        for n in range(count)
+        for n in range(min(count, 10) if kind == "unsent" else count)
     ]
 
 
@@ -76,6 +79,8 @@ def episodes(question: Question, step: int) -> list[Trajectory]:
     for trajectory in trajectories:
         for turn, page_id in zip(trajectory.turns, page_ids, strict=False):
             turn.views = [page(page_id)]
+        if trajectory.answer is not None:
+            trajectory.answer.evidence = [sha256_of(page_id) for page_id in page_ids[:SENT]]
     return trajectories
 
 
@@ -117,7 +122,7 @@ def charts_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         titles.update([title] if image else [])
         return image
 
-    for module in ("rounds.page", "curation.pages", "curation.focus"):
+    for module in ("rounds.page", "steps.output", "steps.focus"):
         monkeypatch.setattr(f"trainer.search.{module}.chart_image", chart)
 
 
@@ -141,7 +146,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule
-    chooses. count: questions of each kind."""
+    chooses. count: questions of each kind; of those whose gold page was not sent, at most 10."""
     question_rows = questions(count)
     for question_row in question_rows:
         monkeypatch.setitem(SAID, question_row.id, KINDS[question_row.id.partition("-")[0]][0])
@@ -196,6 +201,10 @@ def test_what_the_rounds_condemn_reaches_no_row(
     sft_data = load(out / "04-round2/sft.yaml")["data"]
     assert sft_data["train"] == str(out / "04-round2/rewrite/rows.jsonl")
     assert sft_data["record"] == str(out / "04-round2/verify/record.jsonl")
+    diagnosed = decided(out / "04-round2/diagnose")
+    unsent_ids = [row.id for row in question_rows if row.id.startswith("unsent")]
+    assert [id for id, row in diagnosed.items() if row["reason"] == "not_sent"] == unsent_ids
+    assert [id for id, row in diagnosed.items() if "not_sent" in row["causes"]] == unsent_ids
     bucket_a = [row["id"] for row in kept_rows(out / "01-phase1/focus")]
     assert load(out / "02-phase2/train.yaml")["data"]["train"] == str(
         out / "01-phase1/focus/rows.jsonl"

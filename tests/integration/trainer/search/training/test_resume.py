@@ -45,12 +45,15 @@ GROUPS = (2, 5, 4)
 #: Keys that depend on the process or on when something was paid, not on the run:
 #: calls of an update made in this process and before (`generator_calls`,
 #: `judge_calls`, `answers_known`, `money`); spending so far, including an update that a kill has
-#: undone (`cost/`); work of this process (`answers/`).
-_PROCESS_KEYS = ("generator_calls", "judge_calls", "answers_known", "money")
+#: undone (`cost/`); work of this process (`answers/retries`, `answers/damaged`).
+_PROCESS_KEYS = (
+    *("generator_calls", "judge_calls", "answers_known", "money"),
+    *("answers/cached", "answers/retries", "answers/damaged"),
+)
 
 
 def depends_on_process(key: str) -> bool:
-    return key in _PROCESS_KEYS or key.startswith(("cost/", "answers/"))
+    return key in _PROCESS_KEYS or key.startswith("cost/")
 
 
 @dataclass

@@ -44,6 +44,7 @@ def test_a_filter_leaves_the_episodes_of_its_kind(page: Path, tmp_path: Path) ->
     assert dict(zip(KINDS, output.split(), strict=True)) == {
         "all": "111",
         "seen-wrong": "100",
+        "unsent": "000",
         "unshown-right": "000",
         "forced": "010",
         "invalid": "101",

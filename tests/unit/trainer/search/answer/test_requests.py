@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from trainer.search.answer.models import image_messages
-from trainer.search.distillation.rewriter import OriginalThought, thoughts_prompt
+from trainer.search.steps.rewrite import OriginalThought, thoughts_prompt
 
 
 def test_a_question_cannot_end_its_turn() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kits.trainer.searching.finished import episode, question
+from tests.kits.trainer.searching.finished import episode, question, sha256_of
 from trainer.runs.stats import compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.stats import (
@@ -63,6 +63,14 @@ def test_a_right_answer_without_a_page_that_has_the_fact_is_counted():
     assert stats["success_share"] == 0.75
     assert stats["success_without_evidence_share"] == 0.25
     assert stats["gold_seen_share"] == 0.2
+
+
+def test_a_gold_page_that_was_shown_and_not_sent_is_counted():
+    late = GeneratedAnswer(status="ok", text="x", evidence=[sha256_of("deck_1")])
+    lucky = judged("a", 1.0, shown=("deck_1", "deck_2"), answer=late)
+    stats = compute_stats([lucky, judged("b", 1.0), judged("c", 0.0, shown=("deck_7",))])
+    assert (stats["not_sent"], stats["success_without_evidence_share"]) == (1, pytest.approx(1 / 3))
+    assert stats["gold_seen_share"] == pytest.approx(2 / 3)
 
 
 def test_how_an_episode_went_is_counted_over_the_turns_of_the_policy():

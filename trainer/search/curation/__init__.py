@@ -1,1 +1,0 @@
-"""Select and build the data of the next round from the episodes of the last one."""

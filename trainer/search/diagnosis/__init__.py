@@ -1,1 +1,0 @@
-"""Find out why questions score low, and which references are wrong."""

@@ -1,1 +1,0 @@
-"""Turn rare successes into training rows, with rewritten thoughts."""

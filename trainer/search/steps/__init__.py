@@ -1,0 +1,1 @@
+"""Curation: steps that select and build the data of the next round from episodes."""

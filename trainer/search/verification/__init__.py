@@ -1,1 +1,0 @@
-"""Check references with a verifier, the generator and the judge. People decide in the end."""
