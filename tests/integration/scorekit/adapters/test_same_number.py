@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.sample_reward import compute_rewards
 
 from scorekit.adapters.nemo_gym.reward import Verifier
 from scorekit.adapters.openrlhf import RewardServer

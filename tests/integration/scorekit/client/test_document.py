@@ -164,9 +164,12 @@ def _run(command, folder):
 
 
 def test_the_reward_definition(tmp_path):
-    (definition,) = blocks("yaml", "composite-rewards")
+    definition, with_tokens = blocks("yaml", "composite-rewards")
     (tmp_path / "reward.yaml").write_text(definition)
     checked = load_definition(tmp_path / "reward.yaml")
+    (tmp_path / "tokens.yaml").write_text(with_tokens)
+    token_rewards = load_definition(tmp_path / "tokens.yaml").token_rewards
+    assert token_rewards is not None and token_rewards.spans == {"xcomet": 1.0}
     assert list(checked.components) == ["xcomet", "metricx", "repetition"]
     assert checked.gates["copy"].reward == -1.0
 
