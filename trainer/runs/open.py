@@ -100,7 +100,7 @@ class RunStart(Generic[C]):
         self.exit_stack.enter_context(closing(sampler))
         log = None
         if world.is_main:
-            log = RunLog(cfg, services, overwrite=self.resume or None, done=done)
+            log = RunLog(cfg, services, resume=self.resume, done=done)
             self.messages.write_to(log.folder)
         world.wait()  # no process reads the folder while it is created
         if checkpoint is not None:

@@ -72,18 +72,19 @@ class RunLog:
         cfg: KeptConfig,
         services: Mapping[str, Info] | None = None,
         *,
-        overwrite: bool | None = None,
+        resume: bool = False,
         done: int | None = None,
     ) -> None:
         """Start the files of a new run, or cut those of a resumed one.
 
-        overwrite: None: the config's value.
-        done: resume after this update; None: a new run.
+        resume: replace an earlier run whatever misc.overwrite says, and keep its trajectories:
+        they have its name, by which its paid calls count.
+        done: resume after this update; None: start from the beginning.
         """
         self.folder = Path(cfg.misc.run_dir)
         if done is None:
-            check_run_dir(cfg, overwrite)
-            self._start(cfg)
+            check_run_dir(cfg, resume or None)
+            self._start(cfg, {"trajectories"} if resume else set())
         else:
             self._cut(done)
             save_config(cfg, self.folder / "config.yaml")
@@ -92,7 +93,7 @@ class RunLog:
             infos = {address_of(u): info.model_dump(mode="json") for u, info in services.items()}
             write_atomic(self.folder / "services.json", json.dumps(infos, indent=1))
 
-    def _start(self, cfg: KeptConfig) -> None:
+    def _start(self, cfg: KeptConfig, remaining: set[str]) -> None:
         """Remove an earlier run: its checkpoints first and by a rename, its config last.
 
         So the folder of a process that dies is always a run, and never this one with the other's
@@ -101,7 +102,7 @@ class RunLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         _remove(self.folder / "checkpoints")
         save_config(cfg, self.folder / "config.yaml")
-        for name in set(_RUN_FILES) - {"checkpoints", "config.yaml"}:
+        for name in set(_RUN_FILES) - {"checkpoints", "config.yaml"} - remaining:
             _remove(self.folder / name)
 
     def _cut(self, done: int) -> None:

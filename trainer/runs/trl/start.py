@@ -84,7 +84,7 @@ class TrlStart(Generic[C]):
     def open_log(self) -> RunLog:
         """Return the run's log: an earlier run is replaced, or cut after the checkpoint."""
         done = self.done if self.checkpoint else None
-        runlog = RunLog(self.cfg, overwrite=self.resume or None, done=done)
+        runlog = RunLog(self.cfg, resume=self.resume, done=done)
         self.messages.write_to(runlog.folder)
         return runlog
 

@@ -9,10 +9,12 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from trainer.search.reward.ndcg import GoldUnit
 
 Preset = Literal["phase1", "phase2", "focused", "unified"]
 Forced = Literal["score", "zero", "penalty"]
+#: Pages that count as a hit: the gold page; any page of its document; the gold page or a page with
+#: the same fact (`Question.alternatives`).
+GoldUnit = Literal["page", "document", "alternatives"]
 #: Preset -> weights of judge, NDCG and format; what a forced end earns. Where the form has a weight
 #: it earns 0, because a right form ends with search_complete. Elsewhere the answer is still judged,
 #: and the end costs something.

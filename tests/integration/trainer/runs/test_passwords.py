@@ -56,7 +56,7 @@ def test_the_files_of_a_run_have_no_password(url, tmp_path):
         infos = rewarder.infos
         assert rewarder.score([]).results is not None
     assert list(infos) == [url.replace(f"user:{SECRET}@", "")]
-    run_log = RunLog(cfg, infos, overwrite=None)
+    run_log = RunLog(cfg, infos)
     checkpoint = tmp_path / "step-000001"
     checkpoint.mkdir()
     origin = {"reward.metricx_urls": {"path": url, "model": "m"}}

@@ -1,14 +1,18 @@
-"""Small models of random weights that learn to search, and runs of right episodes."""
+"""Small models of random weights that learn to search, runs of right episodes, and a server that
+rewrites their thoughts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from testing.openai_server import FakeOpenAI
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.runs import tiny_llama
 from tests.kits.trainer.searching.curated import searched, write_run
@@ -20,6 +24,7 @@ from trainer.search.records import Question, Trajectory, Turn
 
 SEEING: dict[str, Any] = {"sight": TINY_SIGHT}
 READING: dict[str, Any] = {"observation": "text"}
+Says = Callable[[str], str]
 
 
 def save_model(folder: Path, episode: dict[str, Any], **changes: Any) -> Path:
@@ -71,3 +76,23 @@ def text_run(folder: Path, episodes: list[Trajectory], *questions: Question, **c
     config_values = yaml.safe_load(path.read_text(encoding="utf-8")) | {"episode": READING} | config
     path.write_text(json.dumps(config_values), encoding="utf-8")
     return folder
+
+
+def rephrase(thought: str) -> str:
+    """Return a thought in other words."""
+    return f"well, {thought} again"
+
+
+@contextmanager
+def rewriter(says: Says = rephrase) -> Iterator[tuple[FakeOpenAI, list[str]]]:
+    """Yield a server that answers each thought with `says`, and the settings that name it."""
+
+    def respond(body: dict[str, Any], seed: int | None) -> str:
+        sent = json.loads(body["messages"][-1]["content"])
+        turns = [{"turn": t["turn"], "thought": says(t["thought"])} for t in sent["turns"]]
+        return json.dumps({"turns": turns})
+
+    fake = FakeOpenAI("rewriter", respond=respond)
+    with fake.running() as url:
+        settings = {"base_url": url, "model": "rewriter", "max_attempts": 1, "max_requests": 2}
+        yield fake, [f"rewrite.rewriter.{key}={value}" for key, value in settings.items()]

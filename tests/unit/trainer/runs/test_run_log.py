@@ -55,6 +55,21 @@ def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) 
     ]
 
 
+def test_a_run_without_a_checkpoint_starts_again_under_its_name(tmp_path: Path) -> None:
+    """Check that only the trajectories remain, which have the name: paid calls count by it."""
+    cfg = TranslationConfig(misc=MiscConfig(run_dir=str(tmp_path)))
+    log = RunLog(cfg)
+    log.write_update({"update": 1})
+    log.write_completions(1, [{"mt": "b"}])
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories/store.json").write_text("the name")
+    RunLog(cfg, resume=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "trajectories"]
+    assert (tmp_path / "trajectories/store.json").read_text() == "the name"
+    RunLog(replacing(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml"]
+
+
 @pytest.mark.parametrize("done", [None, 1])
 def test_what_a_killed_run_was_writing_goes_when_the_next_begins(
     tmp_path: Path, done: int | None

@@ -6,18 +6,25 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from testing.openai_server import FakeOpenAI
 from testing.servers import wait_until
 from tests.kits import forked
-from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_episode, text_run
+from tests.kits.trainer.searching.cold import (
+    READING,
+    SEEING,
+    Says,
+    rephrase,
+    rewriter,
+    save_model,
+    text_episode,
+    text_run,
+)
 from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
@@ -32,26 +39,6 @@ from trainer.sft.run import run_sft
 TURNS = search("births"), search("rainfall")
 #: Takes any evidence, and any number of equal episodes.
 ANY = ["distill.evidence=any", "distill.duplicates=keep"]
-Says = Callable[[str], str]
-
-
-def rephrase(thought: str) -> str:
-    return f"well, {thought} again"
-
-
-@contextmanager
-def rewriter(says: Says = rephrase) -> Iterator[tuple[FakeOpenAI, list[str]]]:
-    """Yield a server that answers each thought with `says`, and the settings that name it."""
-
-    def respond(body: dict[str, Any], seed: int | None) -> str:
-        sent = json.loads(body["messages"][-1]["content"])
-        turns = [{"turn": t["turn"], "thought": says(t["thought"])} for t in sent["turns"]]
-        return json.dumps({"turns": turns})
-
-    fake = FakeOpenAI("rewriter", respond=respond)
-    with fake.running() as url:
-        settings = {"base_url": url, "model": "rewriter", "max_attempts": 1, "max_requests": 2}
-        yield fake, [f"rewrite.rewriter.{key}={value}" for key, value in settings.items()]
 
 
 def run(*arguments: Any, settings: list[str] = ()) -> Any:  # type: ignore[assignment]

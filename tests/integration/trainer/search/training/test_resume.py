@@ -367,6 +367,29 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     check_finished(stack, tmp_path, 0)
 
 
+def test_a_kill_while_a_run_starts_again_does_not_change_its_name(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that the calls before its first checkpoint count on: they are found by the name."""
+    process = start(stack.config, tmp_path, "--set", "misc.save_every_n_updates=0")
+    wait_for(process, lambda: count(tmp_path / "log.jsonl") >= 1)
+    process.kill()
+    process.communicate()
+    num_lost = count_received(stack) - count_answers(tmp_path)
+    assert not (tmp_path / "checkpoints").exists()
+
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # The run's files are gone by then, and the store of its trajectories is not open yet.
+        patch.setattr("trainer.search.training.train.write_atomic", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train_here(stack.config, tmp_path, resume=True)
+    assert not (tmp_path / "log.jsonl").exists()
+    check_finished(stack, tmp_path, num_lost)
+
+
 def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_start(
     stack: Stack, tmp_path: Path
 ) -> None:
