@@ -407,11 +407,13 @@ class Batcher:
                 continue
             if sample.encoded is part.encoded:
                 completed.append((sample, outcome))
-            elif sample.encoded is not None:  # a window
+                continue
+            sample.pending_parts -= 1
+            if sample.encoded is not None and (
+                not sample.pending_parts or isinstance(outcome, SampleError)
+            ):
                 of_windows = [window.outcome for window in sample.parts]
-                merged = outcome_of_windows(sample.encoded, of_windows)
-                if merged is not None:
-                    completed.append((sample, merged))
+                completed.append((sample, outcome_of_windows(sample.encoded, of_windows)))
         self._answer(completed)
 
     def _answer(self, completed: Iterable[tuple[InFlightSample, Outcome]]) -> None:
@@ -526,6 +528,7 @@ class Batcher:
                     sample.parts = [
                         QueuedPart(sample, part) for part in result.windows or (result,)
                     ]
+                    sample.pending_parts = len(sample.parts)
                     parts += sample.parts
             self.turns.put(parts)
             self.changed.notify_all()

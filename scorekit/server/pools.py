@@ -112,7 +112,8 @@ class InFlightSample:
     all small requests. should_cache: a request wants the answer cached. waiters: requests, and the
     index in each. encoded: the tokenized sample. parts: empty before that; the sample itself, or
     each of its windows, so that other samples can run between those, and windows of several samples
-    can share a batch.
+    can share a batch. pending_parts: windows that have no outcome yet, counted because a long text
+    has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
     `priority`, `line` or `enqueued_at`. The tokenizer reads `item` once.
@@ -129,6 +130,7 @@ class InFlightSample:
     waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)
     encoded: Encoded | None = None
     parts: Sequence[QueuedPart] = ()
+    pending_parts: int = 0
 
     @property
     def kind(self) -> str:
