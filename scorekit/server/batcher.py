@@ -483,6 +483,7 @@ class Batcher:
         while (next_task := line.take()) is not None:
             self._tokenize(encoder, *next_task)
             line.put_back(next_task[0])
+            del next_task  # otherwise an idle thread holds a request, up to thousands of samples
 
     def _encode(self, items: Sequence[Any], options: Any) -> Sequence[Encoded | SampleError | None]:
         """Tokenize items; None in the place of one to split into windows."""
@@ -546,6 +547,7 @@ class Batcher:
                         worker.release()
             elif model.failing:  # no batch arrived: probe the model
                 model.failing = not model.works()
+            del parts  # as in `_run_encoder`
 
     def _take(self, wait_s: float | None) -> list[QueuedPart] | None:
         """Wait for the next batch and return it: empty after `wait_s`, None once stopped."""
