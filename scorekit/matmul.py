@@ -18,6 +18,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -253,6 +254,13 @@ def _packed_linear_type() -> Callable[[torch.nn.Linear], torch.nn.Module]:
             ):
                 return multiply(x, self._packed, self.bias)
             return linear(x, self._packed.to_dense(), self.bias)
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+            """Return a copy with the same packed weight, which never changes."""
+            clone = memo[id(self)] = type(self).__new__(type(self))
+            memo[id(self._packed)] = self._packed  # torch cannot copy its layout
+            clone.__dict__ = deepcopy(self.__dict__, memo)
+            return clone
 
         def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
             """Add the dense weight, as nn.Linear does. To load it again needs an nn.Linear."""

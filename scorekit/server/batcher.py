@@ -407,11 +407,13 @@ class Batcher:
                 continue
             if sample.encoded is part.encoded:
                 completed.append((sample, outcome))
-            elif sample.encoded is not None:  # a window
+                continue
+            sample.pending_parts -= 1
+            if sample.encoded is not None and (
+                not sample.pending_parts or isinstance(outcome, SampleError)
+            ):
                 of_windows = [window.outcome for window in sample.parts]
-                merged = outcome_of_windows(sample.encoded, of_windows)
-                if merged is not None:
-                    completed.append((sample, merged))
+                completed.append((sample, outcome_of_windows(sample.encoded, of_windows)))
         self._answer(completed)
 
     def _answer(self, completed: Iterable[tuple[InFlightSample, Outcome]]) -> None:
@@ -481,6 +483,7 @@ class Batcher:
         while (next_task := line.take()) is not None:
             self._tokenize(encoder, *next_task)
             line.put_back(next_task[0])
+            del next_task  # otherwise an idle thread holds a request, up to thousands of samples
 
     def _encode(self, items: Sequence[Any], options: Any) -> Sequence[Encoded | SampleError | None]:
         """Tokenize items; None in the place of one to split into windows."""
@@ -526,6 +529,7 @@ class Batcher:
                     sample.parts = [
                         QueuedPart(sample, part) for part in result.windows or (result,)
                     ]
+                    sample.pending_parts = len(sample.parts)
                     parts += sample.parts
             self.turns.put(parts)
             self.changed.notify_all()
@@ -543,6 +547,7 @@ class Batcher:
                         worker.release()
             elif model.failing:  # no batch arrived: probe the model
                 model.failing = not model.works()
+            del parts  # as in `_run_encoder`
 
     def _take(self, wait_s: float | None) -> list[QueuedPart] | None:
         """Wait for the next batch and return it: empty after `wait_s`, None once stopped."""

@@ -112,9 +112,8 @@ def score_encoded(
     outcomes: list[Outcome] = []
     for sample in samples:
         if sample.windows:
-            merged = outcome_of_windows(sample, list(islice(in_order, len(sample.windows))))
-            assert merged is not None  # none is pending
-            outcomes.append(merged)
+            of_windows = list(islice(in_order, len(sample.windows)))
+            outcomes.append(outcome_of_windows(sample, of_windows))
         else:
             outcomes.append(next(in_order))
     return outcomes

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field
 from itertools import count
@@ -112,7 +113,8 @@ class InFlightSample:
     all small requests. should_cache: a request wants the answer cached. waiters: requests, and the
     index in each. encoded: the tokenized sample. parts: empty before that; the sample itself, or
     each of its windows, so that other samples can run between those, and windows of several samples
-    can share a batch.
+    can share a batch. pending_parts: windows that have no outcome yet, counted because a long text
+    has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
     `priority`, `line` or `enqueued_at`. The tokenizer reads `item` once.
@@ -129,6 +131,7 @@ class InFlightSample:
     waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)
     encoded: Encoded | None = None
     parts: Sequence[QueuedPart] = ()
+    pending_parts: int = 0
 
     @property
     def kind(self) -> str:
@@ -159,11 +162,15 @@ class QueuedPart:
 
 
 class BatchPool:
-    """Parts that wait together, by age and by length."""
+    """Parts that wait together, by age and by length. line, priority: of its samples."""
 
-    def __init__(self) -> None:
-        # By key: the length, longest first, then the number of those before it.
-        self._parts: dict[int, QueuedPart] = {}  # in the order of their age
+    def __init__(
+        self, priority: Priority = "interactive", line: PendingRequest | None = None
+    ) -> None:
+        self.priority, self.line = priority, line
+        # By key: the length, longest first, then the number of those before it. In the order of
+        # their age; a dict would look for its first one among all those that were removed.
+        self._parts: OrderedDict[int, QueuedPart] = OrderedDict()
         self._order: list[int] = []  # sorted
         self._numbers = count()
         self._rows = self._tokens = 0  # of all parts, padding not included
@@ -281,14 +288,18 @@ class PoolTurns:
 
     def __init__(self, bulk_patience_s: float) -> None:
         self._patience_s = bulk_patience_s
-        self._small: dict[Priority, BatchPool] = {"interactive": BatchPool(), "bulk": BatchPool()}
+        self._small: dict[Priority, BatchPool] = {
+            "interactive": BatchPool("interactive"),
+            "bulk": BatchPool("bulk"),
+        }
         # By request; the next one is first.
-        self._large: dict[Priority, dict[PendingRequest, BatchPool]] = {
-            "interactive": {},
-            "bulk": {},
+        self._large: dict[Priority, OrderedDict[PendingRequest, BatchPool]] = {
+            "interactive": OrderedDict(),
+            "bulk": OrderedDict(),
         }
         self._small_had_last: dict[Priority, bool] = {"interactive": False, "bulk": False}
         self._bulk_had_last = False
+        self._none_late_before = math.inf  # monotonic seconds: no bulk part is late before that
 
     def __len__(self) -> int:
         return sum(len(pool) for priority in self._small for pool in self._pools(priority))
@@ -300,6 +311,9 @@ class PoolTurns:
             by_pool.setdefault(self.pool_of(part.sample), []).append(part)
         for pool, new in by_pool.items():
             pool.put(new)
+            if pool.priority == "bulk":
+                late_at = min(part.sample.enqueued_at for part in new) + self._patience_s
+                self._none_late_before = min(self._none_late_before, late_at)
 
     def pool_of(self, sample: InFlightSample) -> BatchPool:
         """Return the pool of a sample."""
@@ -307,7 +321,7 @@ class PoolTurns:
             return self._small[sample.priority]
         pools = self._large[sample.priority]
         if (pool := pools.get(sample.line)) is None:
-            pool = pools[sample.line] = BatchPool()
+            pool = pools[sample.line] = BatchPool(sample.priority, sample.line)
         return pool
 
     def remove(self, parts: Iterable[QueuedPart]) -> list[QueuedPart]:
@@ -318,7 +332,7 @@ class PoolTurns:
                 by_pool.setdefault(part.pool, []).append(part)
         for pool, waiting in by_pool.items():
             pool.remove(waiting)
-        self._drop_empty()
+            self._drop_if_empty(pool)
         return [part for waiting in by_pool.values() for part in waiting]
 
     def oldest(self, kind: str) -> float | None:
@@ -333,16 +347,29 @@ class PoolTurns:
         """Remove and return the next batch; empty if no part waits. now: monotonic seconds.
 
         max_tokens: most padded tokens of a batch."""
-        since = self.oldest("bulk")
-        is_late = since is not None and now - since >= self._patience_s
         priorities: tuple[Priority, Priority] = ("interactive", "bulk")
-        for priority in priorities[::-1] if is_late and not self._bulk_had_last else priorities:
+        bulk_is_first = not self._bulk_had_last and self._is_bulk_late(now)
+        for priority in priorities[::-1] if bulk_is_first else priorities:
             if (pool := self._next_of(priority)) is not None:
                 self._bulk_had_last = priority == "bulk"
                 batch = pool.take(max_tokens)
-                self._drop_empty()
+                self._drop_if_empty(pool)
                 return batch
         return []
+
+    def _is_bulk_late(self, now: float) -> bool:
+        """Return True if a bulk part has waited for the patience. It looks at all pools only when
+        one may be late, since there may be thousands."""
+        if now < self._none_late_before:
+            return False
+        late_at = math.inf
+        for pool in self._pools("bulk"):
+            since = pool.oldest()
+            if since is not None and now - since >= self._patience_s:
+                return True
+            late_at = min(late_at, math.inf if since is None else since + self._patience_s)
+        self._none_late_before = late_at
+        return False
 
     def _next_of(self, priority: Priority) -> BatchPool | None:
         small, large = self._small[priority], self._large[priority]
@@ -353,13 +380,12 @@ class PoolTurns:
         if not large:
             return None
         request = next(iter(large))
-        pool = large[request] = large.pop(request)  # to the end
-        return pool
+        large.move_to_end(request)
+        return large[request]
 
-    def _drop_empty(self) -> None:
-        for pools in self._large.values():
-            for request in [request for request, pool in pools.items() if not len(pool)]:
-                del pools[request]
+    def _drop_if_empty(self, pool: BatchPool) -> None:
+        if pool.line is not None and not len(pool):
+            del self._large[pool.priority][pool.line]
 
     def _pools(self, priority: Priority) -> list[BatchPool]:
         return [self._small[priority], *self._large[priority].values()]

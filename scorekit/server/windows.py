@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import structlog
+
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreOptions, TranslationSample
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.score_endpoint import ScoreEndpoint
 from scorekit.text.windows import Boundary, Part, add_context, common_boundaries, pack, refine
+
+log = structlog.get_logger()
 
 #: Indexes of a window's first and last border.
 Window = tuple[int, int]
@@ -51,13 +55,16 @@ def encode_in_windows(
     ]
 
 
-def outcome_of_windows(encoded: Encoded, outcomes: Sequence[Outcome | None]) -> Outcome | None:
-    """Return the outcome of a sample from those of its windows, None for a pending one.
+def outcome_of_windows(encoded: Encoded, outcomes: Sequence[Outcome | None]) -> Outcome:
+    """Return the outcome of a sample from those of its windows.
 
-    None while any is pending, unless one has failed."""
-    if None in outcomes and not any(isinstance(outcome, SampleError) for outcome in outcomes):
-        return None
-    merged = merge_outcomes(encoded.payload, outcomes)
+    None is that of a pending window: only a sample that has failed may have some. A merge that
+    raises fails the sample: a bug of a backend must not leave its requests waiting."""
+    try:
+        merged = merge_outcomes(encoded.payload, outcomes)
+    except Exception:
+        log.error("model_failure", exc_info=True)
+        return SampleError("model_failure", "the outcomes of the windows cannot be merged")
     return merged if isinstance(merged, SampleError) else {**merged, **encoded.fields}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from copy import deepcopy
 
 import pytest
 import torch
@@ -95,6 +96,17 @@ def test_dense_weights_are_freed_and_still_exported():
     network().load_state_dict(exported)
     with pytest.raises(RuntimeError, match="Unexpected key"):
         packed.load_state_dict(dense)  # never ignored in silence
+
+
+def test_a_packed_network_can_be_copied():
+    network = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).eval()
+    pack_linear_layers(network)
+    clone, x = deepcopy(network), torch.randn(5, 64)
+    with torch.inference_mode():
+        before = network(x)
+        assert torch.equal(clone(x), before)
+        clone[1].bias.add_(1.0)
+        assert torch.equal(network(x), before)
 
 
 def test_gradients_flow_through_a_packed_layer():

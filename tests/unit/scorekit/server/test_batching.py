@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -343,3 +344,15 @@ def test_the_threads_end_after_the_batch_in_hand():
 
     _run(test, backend)
     assert backend.texts == [["in hand"]]
+
+
+def test_idle_threads_hold_no_sample_of_the_last_request():
+    async def test(batcher, submit):
+        caller = submit(*map(str, range(20)))
+        items = [weakref.ref(sample.item) for sample in caller.flights]
+        await caller.answers()
+        batcher.release(caller.job)
+        del caller
+        await _until(lambda: all(item() is None for item in items))
+
+    _run(test)

@@ -11,6 +11,8 @@ from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.batches import padded_tokens, run_batch
 from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.local import LocalScorer
+from scorekit.server.windows import outcome_of_windows
 from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 
@@ -343,3 +345,37 @@ def test_a_number_that_is_not_finite_beside_the_score_is_a_typed_failure():
         assert fine["error_spans"][0]["text"] == "NaN and Infinity"
 
     _run(test, Odd())
+
+
+def test_windows_that_cannot_be_merged_fail_their_sample_and_nobody_hangs():
+    class Spans(FakeBackend):
+        def _outcome(self, sample):
+            is_window = len(sample.mt) > 100
+            return super()._outcome(sample) | ({"error_spans": [{"end": 1}]} if is_window else {})
+
+    async def test(batcher, submit):
+        long, short = await submit("x. " * 600, "short", overlong="windows").answers()
+        assert long.type == "model_failure" and "merged" in str(long)
+        assert "score" in short
+        assert not batcher.flights and not batcher.tokens_in_use
+
+    _run(test, Spans("xcomet"))
+    samples = [{"src": "s", "mt": mt} for mt in ("x. " * 600, "short")]
+    scored = LocalScorer(Spans("xcomet")).score_batch(samples, {"overlong": "windows"})
+    assert [score is None for score in scored.sequence_scores] == [True, False]
+
+
+def test_the_windows_of_a_text_are_merged_once(monkeypatch):
+    merges = []
+
+    def merge(encoded, outcomes):
+        merges.append(len(outcomes))
+        return outcome_of_windows(encoded, outcomes)
+
+    monkeypatch.setattr("scorekit.server.batcher.outcome_of_windows", merge)
+
+    async def test(batcher, submit):
+        (answer,) = await submit("x. " * 600, overlong="windows", limit=16).answers()
+        assert merges == [len(answer["windows"])]
+
+    _run(test, max_batch_tokens=32)

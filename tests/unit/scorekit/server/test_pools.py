@@ -136,6 +136,14 @@ def test_young_bulk_behind_old_bulk_waits_its_turn():
     assert order == ["bulk"] + ["interactive"] * 3
 
 
+def test_bulk_that_was_tokenized_late_is_late_by_its_request():
+    turns = PoolTurns(bulk_patience_s=5.0)
+    turns.put([part(1, 4.0, "bulk", line="one"), part(2, 7.0), part(3, 7.0)])
+    assert lengths(take(turns, 2, 8.0)) == [2]  # none is late before 9
+    turns.put([part(4, 3.0, "bulk", line="two")])  # that is late from 8 on
+    assert [lengths(take(turns, 2, 8.0)) for _ in range(4)] == [[1], [3], [4], []]
+
+
 def test_large_requests_rotate_and_small_ones_have_every_other_turn():
     turns = PoolTurns(10.0)
     for line in ("a", "b"):
@@ -153,6 +161,22 @@ def test_who_left_is_not_taken(removed):
     assert turns.remove(parts[:removed] * 2) == parts[:removed] * 2
     assert turns.remove(parts[:removed]) == []
     assert sorted(lengths(p for b in drain(turns, 99) for p in b)) == [*range(removed + 1, 61)]
+
+
+@pytest.mark.parametrize("priority", ["interactive", "bulk"])
+def test_a_turn_does_not_look_at_all_pools(priority, monkeypatch):
+    looked = []
+    oldest, length = BatchPool.oldest, BatchPool.__len__
+    monkeypatch.setattr(BatchPool, "oldest", lambda pool: looked.append(pool) or oldest(pool))
+    monkeypatch.setattr(BatchPool, "__len__", lambda pool: looked.append(pool) or length(pool))
+    turns = PoolTurns(bulk_patience_s=5.0)
+    parts = [part(10, 1.0, priority, line=number) for number in range(400)]
+    turns.put(parts)
+    looked.clear()
+    turns.remove(parts[:10])
+    batches = [turns.take(100, now) for now in (1.0, 2.0, 3.0, 6.0, 7.0)]
+    assert [len(batch) for batch in batches] == [1] * 5
+    assert len(looked) < 100
 
 
 def test_who_is_lifted_is_taken_once_and_among_the_interactive():
