@@ -10,7 +10,7 @@ prime-rl nor verifiers: a trace is anything with `nodes` and `info`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -121,7 +121,8 @@ def _credit(
     if info["is_refused_text"]:  # no service has read it; its reward counts for all of it
         return TokenRewards([0.0] * len(ids), [True] * len(ids))
     config = _config(info, span_component, severity_weights)
-    if not config.weighted <= info["spans"].keys():
+    if missing := config.weighted - info["spans"].keys():
+        _check_failed(info, missing)
         log.warning("trace %s has no error spans, and is left out: they failed", trace.id)
         return None
     text = info["mt"]
@@ -146,6 +147,16 @@ def _credit(
     except ValueError as error:
         log.warning("trace %s has no token rewards, and is left out: %s", trace.id, error)
         return None
+
+
+def _check_failed(info: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise UserError if a component without error spans has answered: it marks none, ever."""
+    for name in sorted(names):
+        if info["components"].get(f"component/{name}") is not None:
+            raise UserError(
+                f"token_rewards: {name!r} marks no error spans. Name a component that does "
+                "(xcomet, or a judge with task mqm)"
+            )
 
 
 class _Answer(BaseModel):

@@ -139,8 +139,7 @@ def reward_settings(**values: Any) -> RewardSettings:
             "no scoring service: give url, or set SCOREKIT_REWARD_URL; or definition, or "
             "set SCOREKIT_REWARD_DEFINITION"
         )
-    parts = urls.split(",") if isinstance(urls, str) else urls or ()
-    values["url"] = tuple(part.strip() for part in parts)
+    values["url"] = _urls_of(urls)
     values["definition"] = load_definition(definition) if definition else None
     try:
         settings = RewardSettings(**values)
@@ -152,6 +151,14 @@ def reward_settings(**values: Any) -> RewardSettings:
             if name in settings.model_fields_set and getattr(settings, name) != ():
                 raise UserError(f"{name}: has no effect beside definition. Set it in there")
     return settings
+
+
+def _urls_of(value: Any) -> tuple[str, ...]:
+    """Return the URLs of one text or of several. Raises UserError for anything else."""
+    parts = value.split(",") if isinstance(value, str) else value or ()
+    if not isinstance(parts, Iterable) or not all(isinstance(part, str) for part in parts):
+        raise UserError(f"url: {value!r} is no URL. Give one as a text, or a list of them")
+    return tuple(part.strip() for part in parts)
 
 
 class Samples:
@@ -394,9 +401,10 @@ class TrainerReward:
         """
         assert self._composite is not None, "nothing was scored"
         definition = self._composite.definition
-        _check_spans(definition, result, alignment)
         tokens = token_rewards(definition, result, alignment.text, alignment.offsets)
-        assert tokens is not None, "a reward and spans inside the text"
+        if tokens is None:
+            raise ValueError(f"a span is outside the text of {len(alignment.text)} characters")
+        _log_missed(definition, result, alignment)
         return tokens
 
     def numbers(self, result: RewardResult) -> dict[str, float | None]:
@@ -464,28 +472,11 @@ def severities_of(weights: Mapping[str, float | None]) -> dict[str, float | None
     return dict.fromkeys(SeverityWeights.model_fields, by_name.get("UNKNOWN")) | by_name
 
 
-def _check_spans(definition: RewardDefinition, result: RewardResult, alignment: Alignment) -> None:
-    """Check the spans that become rewards of tokens, and log how many hit no token.
-
-    Raises UserError if a service marks none, ValueError if one is outside the text.
-    """
+def _log_missed(definition: RewardDefinition, result: RewardResult, alignment: Alignment) -> None:
+    """Log how many of the spans that become rewards of tokens hit no token."""
     config = definition.token_rewards
     for name in () if config is None else sorted(config.weighted & config.spans.keys()):
-        component = result.components[name]
-        if component.status != "ok":
-            continue  # a refused text
-        spans = getattr(component.answer, "error_spans", None)
-        if spans is None:
-            raise UserError(
-                f"{name}: the service marks no error spans. Name one that does (xcomet, or a judge "
-                "with task mqm)"
-            )
-        for span in spans:
-            if not 0 <= span.start <= span.end <= len(alignment.text):
-                length = len(alignment.text)
-                raise ValueError(
-                    f"{name}: span {span.start}-{span.end} in a text of {length} characters"
-                )
+        spans = getattr(result.components[name].answer, "error_spans", None) or ()
         if missed := missed_spans(spans, alignment.offsets):
             log.warning("%s: %d spans hit no token", name, missed)
 

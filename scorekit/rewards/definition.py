@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from scorekit.config import Config, check_config, load_config, split_commas
+from scorekit.credit.checks import MAX_FLOAT32
 from scorekit.credit.spans import Combine, OverlapPolicy, SourcesCombine
 from scorekit.errors import UserError
 
@@ -230,22 +232,45 @@ class LengthGate(GateConfig):
     )
 
 
+#: None: a span of this severity is an error.
+SeverityWeight = Annotated[float, BeforeValidator(_number), Field(ge=-MAX_FLOAT32, le=0)] | None
+
+
 class SeverityWeights(Config):
     """Reward of a token inside an error span, by the span's severity.
 
     null: a span of this severity is an error."""
 
-    MINOR: float | None = Field(-1.0, le=0, description="Weight of a minor error.")
-    MAJOR: float | None = Field(-5.0, le=0, description="Weight of a major error.")
-    CRITICAL: float | None = Field(-10.0, le=0, description="Weight of a critical error.")
-    UNKNOWN: float | None = Field(
-        None, le=0, description="Weight of any other severity; null: such a span is an error."
+    MINOR: SeverityWeight = Field(-1.0, description="Weight of a minor error.")
+    MAJOR: SeverityWeight = Field(-5.0, description="Weight of a major error.")
+    CRITICAL: SeverityWeight = Field(-10.0, description="Weight of a critical error.")
+    UNKNOWN: SeverityWeight = Field(
+        None, description="Weight of any other severity; null: such a span is an error."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _any_case(cls, data: Any) -> Any:
-        return {str(k).upper(): v for k, v in data.items()} if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        by_name = {str(name).upper(): weight for name, weight in data.items()}
+        if len(by_name) < len(data):
+            raise ValueError("names a severity twice. Case makes no difference")
+        return by_name
+
+
+class AllSeverityWeights(SeverityWeights):
+    """Weights also of severities that only some services give, by their names (NEUTRAL)."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, SeverityWeight]
+
+    @model_validator(mode="after")
+    def _has_no_misspelled_name(self) -> Self:
+        for name in self.model_extra or {}:
+            if near := get_close_matches(name, SeverityWeights.model_fields, 1):
+                raise ValueError(f"{name!r} is nearly {near[0]}. Correct it")
+        return self
 
 
 TokenWeight = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e12)]
@@ -265,8 +290,8 @@ class TokenRewardConfig(Config):
         description="Weight of a component's omissions: the severities' weights, summed, on the "
         "last token.",
     )
-    severity_weights: SeverityWeights = Field(
-        default_factory=SeverityWeights,
+    severity_weights: AllSeverityWeights = Field(
+        default_factory=AllSeverityWeights,
         description="Reward of a token inside an error span; of an omission.",
     )
     overlap_policy: OverlapPolicy = Field(
@@ -295,6 +320,12 @@ class TokenRewardConfig(Config):
         description="Tokens after the part that a model could read: not trained on, or with the "
         "reward of the text only.",
     )
+
+    @model_validator(mode="after")
+    def _names_a_component(self) -> Self:
+        if not self.spans and not self.omissions:
+            raise ValueError("names no component. Give `spans` or `omissions`, or remove it")
+        return self
 
     @property
     def weighted(self) -> frozenset[str]:

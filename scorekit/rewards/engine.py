@@ -577,5 +577,7 @@ class FirstSamples:
 
 
 def _is_own_failure(part: ComponentResult) -> bool:
-    """Return whether the function raised, or the service's answer lacks the value."""
-    return part.status == "rule_error" or (part.status == "no_value" and part.answer is not None)
+    """Return whether the function raised or gave NaN, or the service's answer lacks the value."""
+    has_answer = part.answer is not None
+    is_of_function = part.status == "rule_error" or (part.status == "non_finite" and not has_answer)
+    return is_of_function or (part.status == "no_value" and has_answer)

@@ -332,8 +332,9 @@ class BatchedService:
             else:
                 splits_left[0] -= 2
                 middle = len(batch) // 2
-                await self._score(batch[:middle], splits_left, deadline)
-                await self._score(batch[middle:], splits_left, deadline)
+                # At once: a sample that hangs in one half takes no time from the other.
+                halves = (batch[:middle], batch[middle:])
+                await gather_or_cancel(self._score(h, splits_left, deadline) for h in halves)
                 return
         may_retry = len(batch) > 1 and deadline.remaining_s() > _SHORTEST_S
         alone = []

@@ -119,7 +119,7 @@ def _entries(name: str, answer: Scored, field: str) -> list[ErrorSpan]:
     if entries is None:
         key = "spans" if field == "error_spans" else field
         raise UserError(
-            f"components.{name}: the service gives no {field.replace('_', ' ')}. Take it out of "
-            f"token_rewards.{key}, or name a model that marks them"
+            f"components.{name}: the service marks no {field.replace('_', ' ')}. Name one that "
+            f"does (xcomet, or a judge with task mqm), or take it out of token_rewards.{key}"
         )
     return entries

@@ -311,6 +311,8 @@ GROUP_RULE = {"components": {"same": {"rule": "duplicates"}}}
     ("values", "message"),
     [
         ({}, "no scoring service: give url"),
+        ({"scorekit": {"url": 8001}}, "url: 8001 is no URL. Give one as a text"),
+        ({"scorekit": {"url": [None]}}, r"url: \[None\] is no URL"),
         ({"scorekit": ["url"]}, r"scorekit: \['url'\] are no settings"),
         ({"scorekit": {"definition": RULE, "offset": 1.0}}, "offset: has no effect beside"),
         ({"scorekit": {"definition": GROUP_RULE}}, "rule of groups. Start slime with --group-rm"),

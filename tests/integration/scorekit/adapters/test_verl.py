@@ -232,10 +232,10 @@ def test_tokens_that_the_service_has_not_read_leave_the_loss(results):
 
 def test_spans_that_do_not_fit_raise(results):
     past, unknown = results["straying"]
-    assert past.startswith("SampleError: ") and "span 0-99 in a text of 4" in past
+    assert past.startswith("SampleError: ") and "a span is outside the text of 4" in past
     assert unknown.startswith("RunEnds: ") and "UNKNOWN" in unknown
     (spanless,) = results["spanless"]
-    assert spanless.startswith("RunEnds: metricx: the service marks no error spans")
+    assert spanless.startswith("RunEnds: components.metricx: the service marks no error spans")
 
 
 def test_advantages_keep_positions_and_center_groups(results):

@@ -158,6 +158,22 @@ def test_a_text_for_which_requests_fail_until_the_end_spares_its_siblings(flaky,
     assert results[-1].is_transient
 
 
+def test_a_text_that_hangs_takes_no_time_from_the_half_of_another_bad_text(flaky):
+    mts = [f"spared {index}" for index in range(6)]
+
+    def mood(path, body):
+        if path != "/v1/score":
+            return None
+        return "garbage" if "unreadable" in body else "hang" if "slow" in body else None
+
+    flaky.mood, flaky.latency_s = mood, lambda path: 0.1
+    with SyncCompositeReward(definition(flaky.url, 3.0, timeout_s=0.5)) as reward:
+        results = reward.score(texts("slow", *mts, "unreadable"))
+    flaky.recover()
+    flaky.latency_s = lambda path: 0.0
+    assert [result.reward for result in results] == [None, *map(fake, mts), None]
+
+
 def test_a_service_that_refuses_every_request_is_not_asked_without_end():
     answer = 422, b'{"error": {"type": "invalid_request", "message": "no", "retryable": false}}'
     with service_behind(lambda app: Wrapped(app, lambda mts: answer)) as (wrapped, url):

@@ -122,6 +122,17 @@ def test_a_function_that_has_only_raised_is_a_mistake():
     assert {result.reward for result in failed} == {None}
 
 
+def undefined(sample):
+    """Return NaN, as a mean of nothing is."""
+    return float("nan")
+
+
+def test_a_function_that_has_only_given_nan_is_a_mistake():
+    definition = {"components": {"own": {"rule": f"{__name__}:undefined"}}}
+    with pytest.raises(UserError, match=r"components.own: .*: a number that is not finite"):
+        score(definition, *[SAMPLE] * MIN_FAILED)
+
+
 def alarmed(sample):
     """Set an alarm, as verifiers of mathematics do for their time limit."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -155,3 +155,20 @@ def test_a_span_component_that_marks_none_is_refused() -> None:
     with pytest.raises(UserError, match="xcomet, mqm"):
         span_advantages([several], small_qwen())
     assert span_advantages([several], small_qwen(), span_component="mqm")
+
+
+def test_token_rewards_of_a_component_that_marks_no_spans_are_refused() -> None:
+    trace = trace_of(TEXT, 1.0, [span(5, 8)])
+    info = trace.info["scorekit"]
+    info["components"]["component/metricx"] = 3.0
+    info["token_rewards"] = {"spans": {"metricx": 1.0}}
+    with pytest.raises(UserError, match="token_rewards: 'metricx' marks no error spans"):
+        span_advantages([trace], small_qwen())
+
+
+def test_a_severity_that_only_some_services_give_may_have_a_weight() -> None:
+    traces = [trace_of(TEXT, 2.0, [span(5, 8, "NEUTRAL"), span(0, 1)]), trace_of("정원", 1.0, [])]
+    weights = {"MAJOR": -5.0, "NEUTRAL": 0.0}
+    without = [trace_of(TEXT, 2.0, [span(0, 1)]), traces[1]]
+    values = span_advantages(traces, small_qwen(), severity_weights=weights)
+    assert values == span_advantages(without, small_qwen())

@@ -65,7 +65,8 @@ def result_of(parts: Any, **answers: Scored | str) -> RewardResult:
         ({"omissions": {"mqm": 2}}, [0, 0, 0, 0, -2]),
         ({"spans": {"mqm": 1}, "omissions": {"mqm": 2}}, [0, -5, -5, 0, -2]),
         ({"spans": {"mqm": 1}, "severity_weights": {"major": -2}}, [0, -2, -2, 0, 0]),
-        ({}, ZEROS),
+        ({"spans": {"mqm": 0}}, ZEROS),
+        ({"spans": {"mqm": 1}, "severity_weights": {"neutral": 0}}, [0, -5, -5, 0, 0]),
     ],
 )
 def test_spans_and_omissions_reward_tokens(keys: Any, expected: list[float]) -> None:
@@ -76,6 +77,33 @@ def test_spans_and_omissions_reward_tokens(keys: Any, expected: list[float]) -> 
     assert result.reward == 1.0
     tokens = token_rewards(parts, result, TEXT, OFFSETS)
     assert tokens == (expected, [True] * 5, 0)
+
+
+def test_a_severity_that_only_some_services_give_has_its_own_weight() -> None:
+    parts = definition({"spans": {"mqm": 1}, "severity_weights": {"Neutral": -0.5}})
+    spans = [span(0, 2, "NEUTRAL"), span(4, 6)]
+    result = result_of(parts, xcomet=answer(), mqm=answer(spans))
+    tokens = token_rewards(parts, result, TEXT, OFFSETS)
+    assert tokens is not None and tokens.rewards == [-0.5, 0, -5, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({}, "token_rewards: names no component. Give `spans` or `omissions`"),
+        ({"severity_weights": {"minor": -1, "MINOR": -2}}, "names a severity twice"),
+        ({"severity_weights": {"MINOR": False}}, "MINOR: this is true or false. Give a number"),
+        ({"severity_weights": {"MAJRO": -9}}, "'MAJRO' is nearly MAJOR. Correct it"),
+        ({"severity_weights": {"NEUTRAL": 1}}, "severity_weights.NEUTRAL: Input should be less"),
+        ({"severity_weights": {"MINOR": -1e300}}, "MINOR: Input should be greater"),
+        ({"spans": {"text": 1}}, "'text' is no component with a service"),
+    ],
+)
+def test_a_wrong_section_is_one_line(keys: Any, problem: str) -> None:
+    keys = keys and {"spans": {"xcomet": 1}} | keys
+    with pytest.raises(UserError) as caught:
+        definition(keys)
+    assert problem in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("uncovered", "valid"), [("exclude", False), ("sequence_only", True)])
