@@ -39,13 +39,12 @@ def free_port() -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a child: one thread a process, which sleeps while it waits.
+    """Return the environment of a child: one thread per process.
 
-    Three torch processes with two threads each, which by default wait busily, run six times slower.
+    Three torch processes with two threads each run six times slower.
     """
     return os.environ | {
         "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -38,7 +38,6 @@ structlog.configure(
 _LOG = structlog.get_config()
 # Test processes share two cores: one torch thread each, no network, caches in a folder of the run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
 # No code of ours uses torch.compile. bitsandbytes does when it is loaded, and with it comes a
 # compiler: a second of CPU for each process that loads peft.

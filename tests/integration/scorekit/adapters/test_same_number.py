@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer.translation.rewards.sample_reward import compute_rewards
 
 from scorekit.adapters.nemo_gym.reward import Verifier
 from scorekit.adapters.openrlhf import RewardServer
@@ -29,6 +28,7 @@ from tests.kits.trainer.runs import rollout
 from tests.kits.trainer.verifiers import cases as verifiers
 from tests.kits.trainer.verl import cases as verl
 from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.sample_reward import compute_rewards
 from trainer.translation.rewards.services import RewardClient
 
 ROOT = Path(__file__).parents[4]
