@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from scorekit.paired import PairedStat, paired_mean
+if TYPE_CHECKING:  # it imports numpy
+    from scorekit.paired import PairedStat
 
 #: Key -> stat, of a line of log.jsonl or eval.jsonl.
 Stats = dict[str, float | int | None]
@@ -123,6 +124,8 @@ def compare_lines(
 
     first, second: lines of the same sources in the same order.
     """
+    from scorekit.paired import paired_mean
+
     paired_stats = []
     for stat in table:
         if stat.value_of_row is None:

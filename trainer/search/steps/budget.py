@@ -18,7 +18,6 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import chart_image
 from trainer.search.data import question_row
 from trainer.search.steps.buckets import bucket_of
 from trainer.search.steps.episodes import (
@@ -134,6 +133,8 @@ class Budget(Step[BudgetConfig]):
 
     def sections(self, work: Work[BudgetConfig], outcome: Outcome) -> list[Section]:
         """Return the budget of each kind of row, and equal budgets for comparison."""
+        from scorekit.report.page import chart_image
+
         # All rows of a reason have the same budget.
         rows = Counter(
             (decision.reason, int(decision.stats["n_agent"]), int(decision.stats["max_turns"]))

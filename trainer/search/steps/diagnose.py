@@ -16,7 +16,6 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.numeric.thresholds import below
-from scorekit.report.page import chart_image
 from trainer.search.data import documents, question_row
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.steps.agreement import flat, parts_of
@@ -411,6 +410,8 @@ def _documents(counts_by_document: Mapping[str, Counter[str]]) -> tuple[list[str
 
 
 def _corner_sections(work: Work[DiagnoseConfig]) -> list[Section]:
+    from scorekit.report.page import chart_image
+
     cfg, clues = work.settings, work.notes
     episodes: Counter[Corner] = Counter()
     prompt_ids: dict[Corner, set[str]] = {name: set() for name in CORNERS}

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.numeric.thresholds import above
-from scorekit.report.page import chart_image
 from trainer.search.data import question_row
 from trainer.search.steps.buckets import BUCKETS, bucket_of
 from trainer.search.steps.episodes import (
@@ -149,6 +148,8 @@ class Focus(Step[FocusConfig]):
 
     def sections(self, work: Work[FocusConfig], outcome: Outcome) -> list[Section]:
         """Return the funnel as table and chart, the rules, and the means they cut."""
+        from scorekit.report.page import chart_image
+
         focus_cfg = work.settings
         funnel: list[dict[str, Any]] = outcome.extra["funnel"]
         table = [

@@ -22,7 +22,6 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
-from scorekit.report.page import chart_image, render_html
 from trainer.search.steps.episodes import CuratedPrompt
 from trainer.search.steps.step import Decision, Outcome, Step, Work
 from trainer.sft.curation_record import FILE
@@ -113,6 +112,8 @@ def page_of(step: Step[Any], work: Work[Any], outcome: Outcome) -> str:
 
     It is one file without scripts, and it loads nothing; all text in it is escaped.
     """
+    from scorekit.report.page import render_html
+
     return render_html(
         "trainer/search/steps/page.html",
         title=step.title,
@@ -126,6 +127,8 @@ def page_of(step: Step[Any], work: Work[Any], outcome: Outcome) -> str:
 
 def means_chart(decisions: Iterable[Decision], key: str, label: str, *bounds: float) -> str | None:
     """Return a histogram of the means that decisions have under a key, with lines at the bounds."""
+    from scorekit.report.page import chart_image
+
     means = [value for decision in decisions if (value := decision.stats[key]) is not None]
 
     def draw(axes: Any) -> int:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from PIL import Image
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
@@ -37,7 +36,6 @@ from trainer.search.records import ImageView
 from trainer.search.rollout.prompt import Message
 from trainer.search.steps.asking import Asking, Models, object_schema
 from trainer.search.steps.episodes import digest_of
-from trainer.search.steps.fidelity import row_breach, thought_breach, with_thought
 from trainer.search.steps.prior import read_decisions
 from trainer.search.steps.shared_config import SharedConfig
 from trainer.search.steps.step import Decision, Outcome, Section, Step, Work, WorkItem
@@ -347,6 +345,8 @@ def _rewritten(
     new, doubted = _without_doubtful(originals, new, cfg)
     if doubted and cfg.broken == "drop":
         return _RowOutcome(None, next(iter(doubted)), len(originals), (), doubted)
+    from trainer.search.steps.fidelity import row_breach
+
     messages, changed = _with_thoughts(row["messages"], originals, new)
     if not changed:
         return _RowOutcome(row, next(iter(doubted), UNCHANGED), len(originals), (), doubted)
@@ -421,6 +421,8 @@ def _without_doubtful(
     originals: Sequence[OriginalThought], new: Mapping[int, str], cfg: RewriteConfig
 ) -> tuple[dict[int, str], dict[str, int]]:
     """Return (turn -> new thought, or the original for an invalid one; reason -> count)."""
+    from trainer.search.steps.fidelity import thought_breach
+
     trusted, doubted = dict(new), Counter[str]()
     for original in originals:
         thought = new[original.turn].strip()
@@ -459,6 +461,8 @@ def _with_thoughts(
     new: Mapping[int, str],
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """Return the messages with new thoughts, with unchanged blanks, and the changed pairs."""
+    from trainer.search.steps.fidelity import with_thought
+
     new_messages, changed = [dict(message) for message in messages], []
     for original in originals:
         text, thought = new_messages[original.turn]["content"], new[original.turn].strip()
@@ -512,6 +516,8 @@ def _read_messages(
 
 def _image(png: bytes) -> ShownImage:
     """Return an image; the processor needs only its size."""
+    from PIL import Image
+
     with Image.open(BytesIO(png)) as opened:
         width, height = opened.size
     view = ImageView(

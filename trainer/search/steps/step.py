@@ -158,7 +158,8 @@ class Work(Generic[C]):
 class Step(ABC, Generic[C]):
     """A curation step: a command, a section of the config and a step of `search loop`.
 
-    Its docstring is the command's help.
+    Its docstring is the command's help, which needs no extra: a step's module imports packages of
+    extras where it uses them.
 
     title: of its page. config: class of its section. options: its command's, in the order of
     --help: fields of `CurationOptions`, and `further`. further: options of it alone: name ->

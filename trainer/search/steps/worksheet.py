@@ -22,7 +22,6 @@ from typing import Any, TypeVar, cast
 from markupsafe import Markup
 
 from scorekit.errors import UserError
-from scorekit.report.page import render_html
 from scorekit.report.render import visible
 from scorekit.rows.read import MissingColumn, RowFile
 from trainer.runs.readers import shortened
@@ -215,6 +214,8 @@ def _page(
     load_page: Pages,
     width: int,
 ) -> str:
+    from scorekit.report.page import render_html
+
     gold = dict.fromkeys(
         page for decision in decisions for page in prompts[decision.row_id].question.gold
     )
