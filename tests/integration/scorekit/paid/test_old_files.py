@@ -69,9 +69,9 @@ def test_a_search_file_is_converted_and_files_of_ranks_are_taken_over(main: Path
 
 
 def test_charges_by_the_name_of_a_folder_are_those_of_its_path(main: Path) -> None:
-    assert opened(main, "alternatives /work/found")[1] == usage(2)
-    assert opened(main, "alternatives /work/found")[1] == usage(2)
-    assert opened(main, "hallucinations /work/found")[1] == usage(1)
+    assert opened(main, "alternatives /runs/found")[1] == usage(2)
+    assert opened(main, "alternatives /runs/found")[1] == usage(2)
+    assert opened(main, "hallucinations /runs/found")[1] == usage(1)
     assert opened(main, "alternatives /another/found")[1] == {}
 
 
@@ -133,7 +133,7 @@ def test_a_search_file_without_a_header_is_repaired(main: Path) -> None:
     texts, spent = opened(main, "run", *"abc")
     assert texts == ["a percent", "b percent", "c percent"] and spent == usage(7)
     assert judge_of(main, SEARCH, "run") == "rules@1"
-    assert opened(main, "alternatives /work/found")[1] == usage(2)
+    assert opened(main, "alternatives /runs/found")[1] == usage(2)
 
 
 def test_a_file_and_a_redis_of_the_synthesis_are_read(tmp_path: Path) -> None:
