@@ -122,8 +122,8 @@ def charts_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
         titles.update([title] if image else [])
         return image
 
-    for module in ("rounds.page", "steps.output", "steps.focus"):
-        monkeypatch.setattr(f"trainer.search.{module}.chart_image", chart)
+    for module in ("trainer.search.rounds.page", "scorekit.report.page"):  # of the steps
+        monkeypatch.setattr(f"{module}.chart_image", chart)
 
 
 def load(path: Path) -> Any:
