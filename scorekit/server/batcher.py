@@ -41,7 +41,7 @@ from scorekit.server.pools import (
     PoolTurns,
     QueuedPart,
 )
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.settings import ModelSettings, ServiceSettings
 from scorekit.server.tokenizers import LengthLog
 from scorekit.server.windows import (
     encode_in_windows,
@@ -175,6 +175,7 @@ class Batcher:
         self._metrics = metrics
         self._on_scored = on_scored
         self._max_items, self._max_tokens = settings.max_queue_items, settings.max_queue_tokens
+        self._own_batches = isinstance(settings, ModelSettings) and settings.own_batches
         self._most_wait_s = settings.unready_after or settings.timeout_s / 2
         self._workers, spare_workers = workers_of(backend), spare_workers_of(backend)
         # With spare workers, most batches that are taken and not finished, those of released
@@ -304,14 +305,15 @@ class Batcher:
         if getattr(request.options, "overlong", None) != "windows":  # those are read completely
             sizes = [min(size, self._max_length) for size in sizes]
         total = len(sizes) if self.model.in_items else sum(sizes)
-        line = job if total > self._large else None
+        is_large = total > self._large
+        line = job if is_large or self._own_batches else None
         new: dict[bytes, InFlightSample] = {}
         total_cost = 0
         for item, cost in zip(items, sizes, strict=True):
             if item.key not in flights and item.key not in new:
                 total_cost += cost
                 new[item.key] = InFlightSample(
-                    item.key, item.sample, priority, cost, now, item.size, line
+                    item.key, item.sample, priority, cost, now, item.size, line, is_large
                 )
         self._admit(len(new), total_cost)
         flights.update(new)
@@ -331,7 +333,7 @@ class Batcher:
         self._metrics.joined.inc(len(items) - len(new))
         self._gauge()
         if promoted:  # batched with this request's samples
-            self._promote(job, list(promoted), request, line)
+            self._promote(job, list(promoted), request, line, is_large)
         if new:
             self._line.put(TokenizeTask(job, list(new.values()), request.options, priority))
 
@@ -375,12 +377,14 @@ class Batcher:
         samples: Sequence[InFlightSample],
         request: ParsedRequest,
         line: PendingRequest | None,
+        is_large: bool,
     ) -> None:
         """Give samples the priority and the line of one more request that waits for them."""
         now = time.monotonic()
         with self.changed:
             for sample in samples:
                 sample.priority, sample.line = request.priority, line
+                sample.is_large = is_large
                 sample.enqueued_at = now
             self.turns.put(self.turns.remove(part for sample in samples for part in sample.parts))
             unread = [sample for sample in samples if not sample.parts]

@@ -109,15 +109,15 @@ class InFlightSample:
 
     item: the request's item; None once it is tokenized or dropped. token_cost: its tokens in the
     queue's limit. size: bytes of its texts. enqueued_at: monotonic seconds when it was created or
-    its priority was raised. line: the large request whose own pool it waits in; None: the pool of
-    all small requests. should_cache: a request wants the answer cached. waiters: requests, and the
-    index in each. encoded: the tokenized sample. parts: empty before that; the sample itself, or
-    each of its windows, so that other samples can run between those, and windows of several samples
-    can share a batch. pending_parts: windows that have no outcome yet, counted because a long text
-    has thousands.
+    its priority was raised. line: the request whose own pool it waits in; None: the pool of all
+    small requests. is_large: its request fills several batches. should_cache: a request wants the
+    answer cached. waiters: requests, and the index in each. encoded: the tokenized sample. parts:
+    empty before that; the sample itself, or each of its windows, so that other samples can run
+    between those, and windows of several samples can share a batch. pending_parts: windows that
+    have no outcome yet, counted because a long text has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
-    `priority`, `line` or `enqueued_at`. The tokenizer reads `item` once.
+    `priority`, `line`, `is_large` or `enqueued_at`. The tokenizer reads `item` once.
     """
 
     key: bytes
@@ -127,6 +127,7 @@ class InFlightSample:
     enqueued_at: float
     size: int = 0
     line: PendingRequest | None = None
+    is_large: bool = False
     should_cache: bool = False
     waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)
     encoded: Encoded | None = None
@@ -136,7 +137,9 @@ class InFlightSample:
     @property
     def kind(self) -> str:
         """Return which of `KINDS` it is."""
-        return "bulk" if self.priority == "bulk" else "large" if self.line else "small"
+        if self.priority == "bulk":
+            return "bulk"
+        return "large" if self.is_large else "small"
 
     @property
     def is_dispatched(self) -> bool:
@@ -205,10 +208,10 @@ class BatchPool:
                 del self._order[bisect_left(self._order, key)]
         self._pop(keys)
 
-    def oldest(self) -> float | None:
-        """Return when the part was enqueued that has waited longest, or None."""
+    def oldest_sample(self) -> InFlightSample | None:
+        """Return the sample of the part that has waited longest, or None."""
         for part in self._parts.values():
-            return part.sample.enqueued_at
+            return part.sample
         return None
 
     def take(self, max_tokens: int) -> list[QueuedPart]:
@@ -293,7 +296,7 @@ class PoolTurns:
             "bulk": BatchPool("bulk"),
         }
         # By request; the next one is first.
-        self._large: dict[Priority, OrderedDict[PendingRequest, BatchPool]] = {
+        self._of_requests: dict[Priority, OrderedDict[PendingRequest, BatchPool]] = {
             "interactive": OrderedDict(),
             "bulk": OrderedDict(),
         }
@@ -319,7 +322,7 @@ class PoolTurns:
         """Return the pool of a sample."""
         if sample.line is None:
             return self._small[sample.priority]
-        pools = self._large[sample.priority]
+        pools = self._of_requests[sample.priority]
         if (pool := pools.get(sample.line)) is None:
             pool = pools[sample.line] = BatchPool(sample.priority, sample.line)
         return pool
@@ -337,10 +340,9 @@ class PoolTurns:
 
     def oldest(self, kind: str) -> float | None:
         """Return when the part of one of `KINDS` was enqueued that has waited longest, or None."""
-        if kind == "small":
-            return self._small["interactive"].oldest()
-        pools = self._pools("bulk") if kind == "bulk" else [*self._large["interactive"].values()]
-        since = [oldest for pool in pools if (oldest := pool.oldest()) is not None]
+        pools = self._pools("bulk" if kind == "bulk" else "interactive")
+        waiting = [oldest for pool in pools if (oldest := pool.oldest_sample()) is not None]
+        since = [sample.enqueued_at for sample in waiting if sample.kind == kind]
         return min(since, default=None)
 
     def take(self, max_tokens: int, now: float) -> list[QueuedPart]:
@@ -364,15 +366,15 @@ class PoolTurns:
             return False
         late_at = math.inf
         for pool in self._pools("bulk"):
-            since = pool.oldest()
-            if since is not None and now - since >= self._patience_s:
-                return True
-            late_at = min(late_at, math.inf if since is None else since + self._patience_s)
+            if (oldest := pool.oldest_sample()) is not None:
+                if now - oldest.enqueued_at >= self._patience_s:
+                    return True
+                late_at = min(late_at, oldest.enqueued_at + self._patience_s)
         self._none_late_before = late_at
         return False
 
     def _next_of(self, priority: Priority) -> BatchPool | None:
-        small, large = self._small[priority], self._large[priority]
+        small, large = self._small[priority], self._of_requests[priority]
         is_small = bool(len(small)) and not (large and self._small_had_last[priority])
         self._small_had_last[priority] = is_small
         if is_small:
@@ -385,7 +387,7 @@ class PoolTurns:
 
     def _drop_if_empty(self, pool: BatchPool) -> None:
         if pool.line is not None and not len(pool):
-            del self._large[pool.priority][pool.line]
+            del self._of_requests[pool.priority][pool.line]
 
     def _pools(self, priority: Priority) -> list[BatchPool]:
-        return [self._small[priority], *self._large[priority].values()]
+        return [self._small[priority], *self._of_requests[priority].values()]

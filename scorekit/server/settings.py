@@ -148,6 +148,12 @@ class ModelSettings(ServiceSettings):
         "or auto: onednn where it is at least 1.3 times as fast, as measured at the start. Scores "
         "differ by less than 1e-5 of their range. null: what SCOREKIT_MATMUL says, else auto.",
     )
+    own_batches: CliToggleFlag[bool] = Field(
+        False,
+        description="A batch of the model holds samples of one request only, so the last bits of a "
+        "score do not depend on who else asks, or when: a run can repeat itself. It holds for "
+        "requests of up to 256 samples that fit without windows. Small requests cost more.",
+    )
 
 
 class Secrets(BaseSettings):

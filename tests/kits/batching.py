@@ -17,7 +17,7 @@ from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
 from scorekit.server.metrics import Metrics
 from scorekit.server.pools import PendingItem, PendingRequest
-from scorekit.server.settings import ServiceSettings
+from scorekit.server.settings import ModelSettings
 from testing.servers import PATIENCE_S
 
 
@@ -68,7 +68,7 @@ def _run(
     stored: list[Any] = []
 
     async def body() -> None:
-        settings = ServiceSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
+        settings = ModelSettings(**{"max_batch_tokens": 10_000, "max_queue_items": 1000} | limits)
         batcher = Batcher(backend, settings, Metrics(), stored.append)
         gate = backend if isinstance(backend, Gate) else None
         if gate:

@@ -56,6 +56,33 @@ def test_requests_of_different_callers_share_a_batch():
     _run(test, backend)
 
 
+@pytest.mark.parametrize("priority", ["interactive", "bulk"])
+def test_with_own_batches_a_request_is_cut_into_batches_as_if_it_were_alone(priority):
+    requests = [[f"{'w ' * length}{name}" for length in (1, 5, 9, 2)] for name in "abcde"]
+    alone = []
+    for is_crowded in (False, True):
+        backend = Gate()
+
+        async def test(batcher, submit, backend=backend, is_crowded=is_crowded):
+            first = submit("opens the model")
+            await _until(lambda: first.flights[0].is_dispatched)
+            chosen = requests if is_crowded else requests[:1]
+            callers = [submit(*texts, priority=priority) for texts in chosen]
+            await _until(lambda: all(f.encoded for caller in callers for f in caller.flights))
+            backend.open(100)
+            for caller in callers:
+                await caller.job.done
+
+        _run(test, backend, max_batch_tokens=24, own_batches=True)
+        batches = [[text.replace(text[-1], "a") for text in batch] for batch in backend.texts[1:]]
+        assert all(len({text[-1] for text in batch}) == 1 for batch in backend.texts[1:])
+        if not is_crowded:
+            alone = batches
+            assert 1 < len(alone) < 4
+        else:
+            assert sorted(batches) == sorted(alone * len(requests))
+
+
 def test_equal_samples_in_flight_are_scored_once_and_answer_every_request():
     backend = FakeBackend(seconds_per_batch=0.01)
 

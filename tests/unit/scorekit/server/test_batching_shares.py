@@ -387,7 +387,10 @@ def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(reque
     _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=patience_s)
 
 
-def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_as_long():
+@pytest.mark.parametrize("own_batches", [False, True])
+def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_as_long(
+    own_batches,
+):
     backend = Gate()
 
     async def test(batcher, submit):
@@ -417,4 +420,4 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         await word.job.done
         assert batcher.unhealthy_reason() is None
 
-    _run(test, backend, max_batch_tokens=BUDGET, timeout_s=600.0)
+    _run(test, backend, max_batch_tokens=BUDGET, timeout_s=600.0, own_batches=own_batches)

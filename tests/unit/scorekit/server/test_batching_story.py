@@ -134,7 +134,9 @@ def test_callers_of_all_kinds_get_their_answers_and_nothing_stays(callers, burn_
             assert all(sample.is_dispatched for sample in batcher.flights.values())
         assert batcher.tokens_in_use == sum(f.token_cost for f in batcher.flights.values())
         assert len(batcher.turns) == 0
-        assert not batcher.turns._large["interactive"] and not batcher.turns._large["bulk"]
+        assert (
+            not batcher.turns._of_requests["interactive"] and not batcher.turns._of_requests["bulk"]
+        )
         assert not batcher.changed._is_owned() and threading.active_count() < 50
 
     _run(test, backend, max_batch_tokens=64, bulk_patience_s=patience_s, max_queue_items=60)

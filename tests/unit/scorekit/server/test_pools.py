@@ -81,7 +81,7 @@ def test_every_part_is_taken_or_removed_once_within_the_budget(arrivals, budget,
         assert len(batch) == 1 or padded(batch) <= budget
         assert lengths(batch) == sorted(lengths(batch), reverse=True)
     assert turns.take(budget, 99.0) == []
-    assert not any(turns._large.values())
+    assert not any(turns._of_requests.values())
     assert all(pool._rows == pool._tokens == 0 for pool in turns._small.values())
 
 
@@ -166,8 +166,10 @@ def test_who_left_is_not_taken(removed):
 @pytest.mark.parametrize("priority", ["interactive", "bulk"])
 def test_a_turn_does_not_look_at_all_pools(priority, monkeypatch):
     looked = []
-    oldest, length = BatchPool.oldest, BatchPool.__len__
-    monkeypatch.setattr(BatchPool, "oldest", lambda pool: looked.append(pool) or oldest(pool))
+    oldest, length = BatchPool.oldest_sample, BatchPool.__len__
+    monkeypatch.setattr(
+        BatchPool, "oldest_sample", lambda pool: looked.append(pool) or oldest(pool)
+    )
     monkeypatch.setattr(BatchPool, "__len__", lambda pool: looked.append(pool) or length(pool))
     turns = PoolTurns(bulk_patience_s=5.0)
     parts = [part(10, 1.0, priority, line=number) for number in range(400)]
