@@ -117,5 +117,6 @@ def compare(run_dir: Path) -> list[str]:
         f"{len(differences)} held-out sources (95 % interval of a paired bootstrap: {low:+.2f} to "
         f"{high:+.2f}): by this measure the reward was {conclusion}."
     )
-    console.print(f"   {verdict}")
-    return [verdict]
+    repair = "It is a repair: the policy had been damaged on purpose."
+    console.print(f"   {verdict} {repair}")
+    return [f"{verdict} {repair}"]

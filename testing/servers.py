@@ -18,7 +18,7 @@ from scorekit.server.app import create_app
 from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from scorekit.server.run import service_config
-from scorekit.server.settings import Secrets, ServiceSettings
+from scorekit.server.settings import ModelSettings, Secrets
 from testing.processes import free_port as free_port
 
 #: Only stops a hang: even on a busy machine no test waits this long.
@@ -114,7 +114,7 @@ def running_service(
     # A busy machine or a held model must not look like a hanging batch or a slow client.
     settings.setdefault("stall_after", PATIENCE_S)
     settings.setdefault("receive_timeout_s", PATIENCE_S)
-    checked = ServiceSettings(**settings)
+    checked = ModelSettings(**settings)
     app = create_app(backend, checked, secrets)
     with running_app(app, service_config(app, checked)) as url:
         wait_ready(url)
