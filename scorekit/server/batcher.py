@@ -319,9 +319,11 @@ class Batcher:
         promoted: dict[InFlightSample, None] = {}
         for item in items:
             sample = flights[item.key]
-            if not sample.waiters or sample.waiters[-1][0] is not job:
+            if (indexes := sample.waiters.get(job)) is None:
                 job.flights.append(sample)
-            sample.waiters.append((job, item.index))
+                sample.waiters[job] = [item.index]
+            else:
+                indexes.append(item.index)
             sample.should_cache |= request.cache
             from_bulk = sample.priority == "bulk" and priority == "interactive"
             from_line = sample.priority == priority and sample.line is not None and line is None
@@ -339,7 +341,7 @@ class Batcher:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
         dropped = []
         for sample in job.flights:
-            sample.waiters = [waiter for waiter in sample.waiters if waiter[0] is not job]
+            sample.waiters.pop(job, None)
             if not sample.waiters and self.flights.get(sample.key) is sample:
                 dropped.append(sample)
         job.flights = []
@@ -400,7 +402,7 @@ class Batcher:
         completed: list[tuple[InFlightSample, Outcome]] = []
         for part, outcome in zip(parts, outcomes, strict=True):
             sample = part.sample
-            for job, _ in sample.waiters:
+            for job in sample.waiters:
                 job.note_batch(parts, started, seconds)
             part.outcome = outcome
             if self.flights.get(sample.key) is not sample:  # a window of one dropped or failed
@@ -428,9 +430,10 @@ class Batcher:
             if len(sample.parts) > 1:
                 windows += sample.parts
             self._forget(sample)
-            waiters, sample.waiters = sample.waiters, []
-            for job, index in waiters:
-                job.set_answer(index, answer)
+            waiters, sample.waiters = sample.waiters, {}
+            for job, indexes in waiters.items():
+                for index in indexes:
+                    job.set_answer(index, answer)
         if windows:  # of a sample that has failed, those that wait need not be scored
             with self.changed:
                 self.turns.remove(windows)
@@ -446,10 +449,10 @@ class Batcher:
         flights, message = list(self.flights.values()), "the model thread ended"
         with self.changed:
             dispatched = [sample for sample in flights if sample.is_dispatched]
-        suspects = {id(job) for sample in dispatched for job, _ in sample.waiters}
+        suspects = {job for sample in dispatched for job in sample.waiters}
         for sample in flights:
-            for job, _ in sample.waiters:
-                if id(job) not in suspects:
+            for job in sample.waiters:
+                if job not in suspects:
                     job.finish(RequestError("unavailable", message, retry_after=10.0))
         self._answer((sample, SampleError("model_failure", message)) for sample in flights)
 
@@ -585,7 +588,7 @@ def _with_caller(part: QueuedPart, worker: BusyWorker | None) -> Encoded:
     """Return the item with what `forward` may know of the requests that wait for it: the longest
     timeout, and whether there are any; and with the worker that has it."""
     sample, encoded = part.sample, part.encoded
-    encoded.timeout_s = max([job.timeout_s for job, _ in tuple(sample.waiters)], default=None)
+    encoded.timeout_s = max([job.timeout_s for job in tuple(sample.waiters)], default=None)
     encoded.is_wanted = lambda: bool(sample.waiters)
     encoded.worker = worker
     return encoded

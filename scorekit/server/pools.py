@@ -111,10 +111,10 @@ class InFlightSample:
     queue's limit. size: bytes of its texts. enqueued_at: monotonic seconds when it was created or
     its priority was raised. line: the large request whose own pool it waits in; None: the pool of
     all small requests. should_cache: a request wants the answer cached. waiters: requests, and the
-    index in each. encoded: the tokenized sample. parts: empty before that; the sample itself, or
-    each of its windows, so that other samples can run between those, and windows of several samples
-    can share a batch. pending_parts: windows that have no outcome yet, counted because a long text
-    has thousands.
+    indexes in each; a dict, since hundreds may wait, and each may leave. encoded: the tokenized
+    sample. parts: empty before that; the sample itself, or each of its windows, so that other
+    samples can run between those, and windows of several samples can share a batch. pending_parts:
+    windows that have no outcome yet, counted because a long text has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
     `priority`, `line` or `enqueued_at`. The tokenizer reads `item` once.
@@ -128,7 +128,7 @@ class InFlightSample:
     size: int = 0
     line: PendingRequest | None = None
     should_cache: bool = False
-    waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)
+    waiters: dict[PendingRequest, list[int]] = field(default_factory=dict)
     encoded: Encoded | None = None
     parts: Sequence[QueuedPart] = ()
     pending_parts: int = 0

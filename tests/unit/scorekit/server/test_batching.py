@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import weakref
@@ -67,6 +68,44 @@ def test_equal_samples_in_flight_are_scored_once_and_answer_every_request():
 
     _run(test, backend)
     assert sum(backend.batches) == 2
+
+
+def test_who_leaves_among_many_does_not_look_at_the_others():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        samples = ("a", "b", "a")
+        few = [submit(*samples) for _ in range(2)]
+        steps = [_steps(batcher.release, few[0].job)]
+        many = [submit(*samples) for _ in range(200)]
+        steps += [_steps(batcher.release, caller.job) for caller in (many[150], many[0])]
+        assert len(set(steps)) == 1 and steps[0] > 0
+        backend.open(2)
+        a, b, repeated = await few[1].answers()
+        for caller in (*many[1:150], *many[151:]):
+            assert await caller.answers() == [a, b, repeated]
+        assert few[0].job.answers == many[0].job.answers == many[150].job.answers == [None] * 3
+
+    _run(test, backend)
+
+
+def _steps(function, *args):
+    """Return the number of operations that Python runs in a call."""
+    steps = 0
+
+    def trace(frame, event, _):
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*args)
+    finally:
+        sys.settrace(before)
+    return steps
 
 
 def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
