@@ -221,7 +221,8 @@ class Batcher:
         Raises UserError if it does not fit the memory, or if a plain text gets no outcome."""
         self.model.warm_up(description)
         self._max_length = description.max_input_length
-        self._large = LARGE * self._workers * self.model.max_tokens  # tokens, or samples
+        # Tokens, or samples, of a request that is not large.
+        self._most_of_small = LARGE * self._workers * self.model.max_tokens
 
     def start(self) -> None:
         """Accept work; call it on the running event loop, after `warm_up`."""
@@ -304,14 +305,14 @@ class Batcher:
         if getattr(request.options, "overlong", None) != "windows":  # those are read completely
             sizes = [min(size, self._max_length) for size in sizes]
         total = len(sizes) if self.model.in_items else sum(sizes)
-        line = job if total > self._large else None
+        large_request = job if total > self._most_of_small else None
         new: dict[bytes, InFlightSample] = {}
         total_cost = 0
         for item, cost in zip(items, sizes, strict=True):
             if item.key not in flights and item.key not in new:
                 total_cost += cost
                 new[item.key] = InFlightSample(
-                    item.key, item.sample, priority, cost, now, item.size, line
+                    item.key, item.sample, priority, cost, now, item.size, large_request
                 )
         self._admit(len(new), total_cost)
         flights.update(new)
@@ -326,14 +327,18 @@ class Batcher:
                 indexes.append(item.index)
             sample.should_cache |= request.cache
             from_bulk = sample.priority == "bulk" and priority == "interactive"
-            from_line = sample.priority == priority and sample.line is not None and line is None
-            if from_bulk or from_line:
+            from_large = (
+                sample.priority == priority
+                and sample.large_request is not None
+                and large_request is None
+            )
+            if from_bulk or from_large:
                 promoted[sample] = None
         job.pending_count += len(items)
         self._metrics.joined.inc(len(items) - len(new))
         self._gauge()
         if promoted:  # batched with this request's samples
-            self._promote(job, list(promoted), request, line)
+            self._promote(job, list(promoted), request, large_request)
         if new:
             self._line.put(TokenizeTask(job, list(new.values()), request.options, priority))
 
@@ -376,13 +381,13 @@ class Batcher:
         job: PendingRequest,
         samples: Sequence[InFlightSample],
         request: ParsedRequest,
-        line: PendingRequest | None,
+        large_request: PendingRequest | None,
     ) -> None:
-        """Give samples the priority and the line of one more request that waits for them."""
+        """Give samples the priority and the pool of one more request that waits for them."""
         now = time.monotonic()
         with self.changed:
             for sample in samples:
-                sample.priority, sample.line = request.priority, line
+                sample.priority, sample.large_request = request.priority, large_request
                 sample.enqueued_at = now
             self.turns.put(self.turns.remove(part for sample in samples for part in sample.parts))
             unread = [sample for sample in samples if not sample.parts]

@@ -35,8 +35,11 @@ _AGE_BITS = 40
 class PendingRequest:
     """A pending request for so many items. started: monotonic seconds.
 
-    answers: by index, None while a sample is pending. done: set when nothing is pending, when the
-    time is up, or when the client has disconnected (then it holds an exception).
+    answers: by index, None while a sample is pending. cached: the indexes whose answers came from
+    the cache. pending_count: items that wait for an answer. flights: the samples in flight that it
+    waits for, or has waited for; equal items share one. on_answer: called with the index of each
+    answer that the model gives. done: set when nothing is pending, when the time is up, or when the
+    client has disconnected (then it holds an exception).
     timeout_s: seconds until the answer is due. tokenise_s, queue_s, model_s: seconds in the
     tokenizer; until the model took the first sample; of the batches with any of its samples.
 
@@ -109,15 +112,15 @@ class InFlightSample:
 
     item: the request's item; None once it is tokenized or dropped. token_cost: its tokens in the
     queue's limit. size: bytes of its texts. enqueued_at: monotonic seconds when it was created or
-    its priority was raised. line: the large request whose own pool it waits in; None: the pool of
-    all small requests. should_cache: a request wants the answer cached. waiters: requests, and the
-    indexes in each; a dict, since hundreds may wait, and each may leave. encoded: the tokenized
-    sample. parts: empty before that; the sample itself, or each of its windows, so that other
-    samples can run between those, and windows of several samples can share a batch. pending_parts:
-    windows that have no outcome yet, counted because a long text has thousands.
+    its priority was raised. large_request: the one in whose own pool it waits; None: it waits in
+    the pool of all small requests. should_cache: a request wants the answer cached. waiters:
+    requests, and the indexes in each; a dict, since hundreds may wait, and each may leave. encoded:
+    the tokenized sample. parts: empty before that; the sample itself, or each of its windows, so
+    that other samples can run between those, and windows of several samples can share a batch.
+    pending_parts: windows that have no outcome yet, counted because a long text has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
-    `priority`, `line` or `enqueued_at`. The tokenizer reads `item` once.
+    `priority`, `large_request` or `enqueued_at`. The tokenizer reads `item` once.
     """
 
     key: bytes
@@ -126,7 +129,7 @@ class InFlightSample:
     token_cost: int
     enqueued_at: float
     size: int = 0
-    line: PendingRequest | None = None
+    large_request: PendingRequest | None = None
     should_cache: bool = False
     waiters: dict[PendingRequest, list[int]] = field(default_factory=dict)
     encoded: Encoded | None = None
@@ -136,7 +139,7 @@ class InFlightSample:
     @property
     def kind(self) -> str:
         """Return which of `KINDS` it is."""
-        return "bulk" if self.priority == "bulk" else "large" if self.line else "small"
+        return "bulk" if self.priority == "bulk" else "large" if self.large_request else "small"
 
     @property
     def is_dispatched(self) -> bool:
@@ -162,12 +165,14 @@ class QueuedPart:
 
 
 class BatchPool:
-    """Parts that wait together, by age and by length. line, priority: of its samples."""
+    """Parts that wait together, by age and by length. priority, large_request: of its samples."""
 
     def __init__(
-        self, priority: Priority = "interactive", line: PendingRequest | None = None
+        self,
+        priority: Priority = "interactive",
+        large_request: PendingRequest | None = None,
     ) -> None:
-        self.priority, self.line = priority, line
+        self.priority, self.large_request = priority, large_request
         # By key: the length, longest first, then the number of those before it. In the order of
         # their age; a dict would look for its first one among all those that were removed.
         self._parts: OrderedDict[int, QueuedPart] = OrderedDict()
@@ -317,11 +322,12 @@ class PoolTurns:
 
     def pool_of(self, sample: InFlightSample) -> BatchPool:
         """Return the pool of a sample."""
-        if sample.line is None:
+        if sample.large_request is None:
             return self._small[sample.priority]
         pools = self._large[sample.priority]
-        if (pool := pools.get(sample.line)) is None:
-            pool = pools[sample.line] = BatchPool(sample.priority, sample.line)
+        if (pool := pools.get(sample.large_request)) is None:
+            pool = BatchPool(sample.priority, sample.large_request)
+            pools[sample.large_request] = pool
         return pool
 
     def remove(self, parts: Iterable[QueuedPart]) -> list[QueuedPart]:
@@ -384,8 +390,8 @@ class PoolTurns:
         return large[request]
 
     def _drop_if_empty(self, pool: BatchPool) -> None:
-        if pool.line is not None and not len(pool):
-            del self._large[pool.priority][pool.line]
+        if pool.large_request is not None and not len(pool):
+            del self._large[pool.priority][pool.large_request]
 
     def _pools(self, priority: Priority) -> list[BatchPool]:
         return [self._small[priority], *self._large[priority].values()]

@@ -46,7 +46,7 @@ def test_requests_of_different_callers_share_a_batch():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         other_callers = [submit(f"caller {i}") for i in range(5)]
         await _until(lambda: all(o.flights[0].encoded for o in other_callers))
         backend.open(2)
@@ -113,7 +113,7 @@ def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         bulk = submit("bulk 1", "bulk 2", "wanted", priority="bulk")
         await _until(lambda: all(f.encoded for f in bulk.flights))
         now = submit("now", "wanted")
@@ -133,7 +133,7 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         leaver, stayer = submit("left", "shared"), submit("shared")
         await _until(lambda: all(f.encoded for f in leaver.flights))
         batcher.release(leaver.job)
@@ -153,7 +153,7 @@ def test_what_the_model_has_is_scored_for_the_cache_though_its_caller_has_left()
 
     async def test(batcher, submit):
         caller = submit("in the model")
-        await _until(lambda: caller.flights[0].is_dispatched)
+        await _until(caller.is_in_the_model)
         batcher.release(caller.job)
         assert len(batcher.flights) == 1
         joins = submit("in the model")
@@ -304,7 +304,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         for i in range(200):
             batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
         last = submit("stays")
@@ -349,7 +349,7 @@ def test_a_lifted_sample_is_scored_once():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         bulk = submit("bulk", "wanted", priority="bulk")
         now = submit("wanted")  # while it is being tokenized
         go.set()
@@ -374,7 +374,7 @@ def test_the_threads_end_after_the_batch_in_hand():
 
     async def test(batcher, submit):
         first = submit("in hand")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         waiting = submit("waits")
         await _until(lambda: waiting.flights[0].encoded)
         batcher.stop()
