@@ -75,16 +75,17 @@ def test_who_leaves_among_many_does_not_look_at_the_others():
 
     async def test(batcher, submit):
         samples = ("a", "b", "a")
-        few = [submit(*samples) for _ in range(2)]
-        steps = [_steps(batcher.release, few[0].job)]
-        many = [submit(*samples) for _ in range(200)]
-        steps += [_steps(batcher.release, caller.job) for caller in (many[150], many[0])]
+        two_callers = [submit(*samples) for _ in range(2)]
+        steps = [_steps(batcher.release, two_callers[0].job)]
+        callers = [submit(*samples) for _ in range(200)]
+        steps += [_steps(batcher.release, caller.job) for caller in (callers[150], callers[0])]
         assert len(set(steps)) == 1 and steps[0] > 0
         backend.open(2)
-        a, b, repeated = await few[1].answers()
-        for caller in (*many[1:150], *many[151:]):
+        a, b, repeated = await two_callers[1].answers()
+        for caller in (*callers[1:150], *callers[151:]):
             assert await caller.answers() == [a, b, repeated]
-        assert few[0].job.answers == many[0].job.answers == many[150].job.answers == [None] * 3
+        for caller in (two_callers[0], callers[0], callers[150]):
+            assert caller.job.answers == [None] * 3
 
     _run(test, backend)
 
