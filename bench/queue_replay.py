@@ -70,7 +70,7 @@ class Queue:
         parts = []
         for length in lengths:
             sample = InFlightSample(b"", None, request.priority, length, 0.0)
-            sample.line = request if is_large else None  # type: ignore[assignment]
+            sample.pool_owner = request if is_large else None  # type: ignore[assignment]
             parts.append(QueuedPart(sample, Encoded(length, {}, request)))
         started = time.thread_time()
         self._turns.put(parts)

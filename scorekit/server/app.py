@@ -178,7 +178,7 @@ async def _open_job(
         parsed = read_query(request, shape)
     else:
         parsed = await read_request(request, shape, service.settings, share)
-    job = await service.open(parsed, share.size, shape.endpoint)
+    job = await service.open_job(parsed, share.size, shape.endpoint)
     if (key := request.scope.get("key_id")) is not None:
         service.metrics.key_samples.labels(key).inc(len(job.answers))
     return parsed, job

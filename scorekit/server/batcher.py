@@ -222,7 +222,8 @@ class Batcher:
         Raises UserError if it does not fit the memory, or if a plain text gets no outcome."""
         self.model.warm_up(description)
         self._max_length = description.max_input_length
-        self._large = LARGE * self._workers * self.model.max_tokens  # tokens, or samples
+        # Tokens, or samples, of a request that is not large.
+        self._most_of_small = LARGE * self._workers * self.model.max_tokens
 
     def start(self) -> None:
         """Accept work; call it on the running event loop, after `warm_up`."""
@@ -305,15 +306,15 @@ class Batcher:
         if getattr(request.options, "overlong", None) != "windows":  # those are read completely
             sizes = [min(size, self._max_length) for size in sizes]
         total = len(sizes) if self.model.in_items else sum(sizes)
-        is_large = total > self._large
-        line = job if is_large or self._own_batches else None
+        is_large = total > self._most_of_small
+        pool_owner = job if is_large or self._own_batches else None
         new: dict[bytes, InFlightSample] = {}
         total_cost = 0
         for item, cost in zip(items, sizes, strict=True):
             if item.key not in flights and item.key not in new:
                 total_cost += cost
                 new[item.key] = InFlightSample(
-                    item.key, item.sample, priority, cost, now, item.size, line, is_large
+                    item.key, item.sample, priority, cost, now, item.size, pool_owner, is_large
                 )
         self._admit(len(new), total_cost)
         flights.update(new)
@@ -321,19 +322,23 @@ class Batcher:
         promoted: dict[InFlightSample, None] = {}
         for item in items:
             sample = flights[item.key]
-            if not sample.waiters or sample.waiters[-1][0] is not job:
+            if (indexes := sample.waiters.get(job)) is None:
                 job.flights.append(sample)
-            sample.waiters.append((job, item.index))
+                sample.waiters[job] = [item.index]
+            else:
+                indexes.append(item.index)
             sample.should_cache |= request.cache
             from_bulk = sample.priority == "bulk" and priority == "interactive"
-            from_line = sample.priority == priority and sample.line is not None and line is None
-            if from_bulk or from_line:
+            from_large = (
+                sample.priority == priority and sample.pool_owner is not None and pool_owner is None
+            )
+            if from_bulk or from_large:
                 promoted[sample] = None
         job.pending_count += len(items)
         self._metrics.joined.inc(len(items) - len(new))
         self._gauge()
         if promoted:  # batched with this request's samples
-            self._promote(job, list(promoted), request, line, is_large)
+            self._promote(job, list(promoted), request, pool_owner, is_large)
         if new:
             self._line.put(TokenizeTask(job, list(new.values()), request.options, priority))
 
@@ -341,7 +346,7 @@ class Batcher:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
         dropped = []
         for sample in job.flights:
-            sample.waiters = [waiter for waiter in sample.waiters if waiter[0] is not job]
+            sample.waiters.pop(job, None)
             if not sample.waiters and self.flights.get(sample.key) is sample:
                 dropped.append(sample)
         job.flights = []
@@ -376,14 +381,14 @@ class Batcher:
         job: PendingRequest,
         samples: Sequence[InFlightSample],
         request: ParsedRequest,
-        line: PendingRequest | None,
+        pool_owner: PendingRequest | None,
         is_large: bool,
     ) -> None:
-        """Give samples the priority and the line of one more request that waits for them."""
+        """Give samples the priority and the pool of one more request that waits for them."""
         now = time.monotonic()
         with self.changed:
             for sample in samples:
-                sample.priority, sample.line = request.priority, line
+                sample.priority, sample.pool_owner = request.priority, pool_owner
                 sample.is_large = is_large
                 sample.enqueued_at = now
             self.turns.put(self.turns.remove(part for sample in samples for part in sample.parts))
@@ -404,7 +409,7 @@ class Batcher:
         completed: list[tuple[InFlightSample, Outcome]] = []
         for part, outcome in zip(parts, outcomes, strict=True):
             sample = part.sample
-            for job, _ in sample.waiters:
+            for job in sample.waiters:
                 job.note_batch(parts, started, seconds)
             part.outcome = outcome
             if self.flights.get(sample.key) is not sample:  # a window of one dropped or failed
@@ -432,9 +437,10 @@ class Batcher:
             if len(sample.parts) > 1:
                 windows += sample.parts
             self._forget(sample)
-            waiters, sample.waiters = sample.waiters, []
-            for job, index in waiters:
-                job.set_answer(index, answer)
+            waiters, sample.waiters = sample.waiters, {}
+            for job, indexes in waiters.items():
+                for index in indexes:
+                    job.set_answer(index, answer)
         if windows:  # of a sample that has failed, those that wait need not be scored
             with self.changed:
                 self.turns.remove(windows)
@@ -450,10 +456,10 @@ class Batcher:
         flights, message = list(self.flights.values()), "the model thread ended"
         with self.changed:
             dispatched = [sample for sample in flights if sample.is_dispatched]
-        suspects = {id(job) for sample in dispatched for job, _ in sample.waiters}
+        suspects = {job for sample in dispatched for job in sample.waiters}
         for sample in flights:
-            for job, _ in sample.waiters:
-                if id(job) not in suspects:
+            for job in sample.waiters:
+                if job not in suspects:
                     job.finish(RequestError("unavailable", message, retry_after=10.0))
         self._answer((sample, SampleError("model_failure", message)) for sample in flights)
 
@@ -589,7 +595,7 @@ def _with_caller(part: QueuedPart, worker: BusyWorker | None) -> Encoded:
     """Return the item with what `forward` may know of the requests that wait for it: the longest
     timeout, and whether there are any; and with the worker that has it."""
     sample, encoded = part.sample, part.encoded
-    encoded.timeout_s = max([job.timeout_s for job, _ in tuple(sample.waiters)], default=None)
+    encoded.timeout_s = max([job.timeout_s for job in tuple(sample.waiters)], default=None)
     encoded.is_wanted = lambda: bool(sample.waiters)
     encoded.worker = worker
     return encoded

@@ -35,8 +35,11 @@ _AGE_BITS = 40
 class PendingRequest:
     """A pending request for so many items. started: monotonic seconds.
 
-    answers: by index, None while a sample is pending. done: set when nothing is pending, when the
-    time is up, or when the client has disconnected (then it holds an exception).
+    answers: by index, None while a sample is pending. cached: the indexes whose answers came from
+    the cache. pending_count: items that wait for an answer. flights: the samples in flight that it
+    waits for, or has waited for; equal items share one. on_answer: called with the index of each
+    answer that the model gives. done: set when nothing is pending, when the time is up, or when the
+    client has disconnected (then it holds an exception).
     timeout_s: seconds until the answer is due. tokenise_s, queue_s, model_s: seconds in the
     tokenizer; until the model took the first sample; of the batches with any of its samples.
 
@@ -109,15 +112,16 @@ class InFlightSample:
 
     item: the request's item; None once it is tokenized or dropped. token_cost: its tokens in the
     queue's limit. size: bytes of its texts. enqueued_at: monotonic seconds when it was created or
-    its priority was raised. line: the request whose own pool it waits in; None: the pool of all
-    small requests. is_large: its request fills several batches. should_cache: a request wants the
-    answer cached. waiters: requests, and the index in each. encoded: the tokenized sample. parts:
-    empty before that; the sample itself, or each of its windows, so that other samples can run
-    between those, and windows of several samples can share a batch. pending_parts: windows that
-    have no outcome yet, counted because a long text has thousands.
+    its priority was raised. pool_owner: the request in whose own pool it waits; None: it waits in
+    the pool of all small requests. is_large: its request fills several batches. should_cache: a
+    request wants the answer cached. waiters: requests, and the indexes in each; a dict, since
+    hundreds may wait, and each may leave. encoded: the tokenized sample. parts: empty before that;
+    the sample itself, or each of its windows, so that other samples can run between those, and
+    windows of several samples can share a batch. pending_parts: windows that have no outcome yet,
+    counted because a long text has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
-    `priority`, `line`, `is_large` or `enqueued_at`. The tokenizer reads `item` once.
+    `priority`, `pool_owner`, `is_large` or `enqueued_at`. The tokenizer reads `item` once.
     """
 
     key: bytes
@@ -126,10 +130,10 @@ class InFlightSample:
     token_cost: int
     enqueued_at: float
     size: int = 0
-    line: PendingRequest | None = None
+    pool_owner: PendingRequest | None = None
     is_large: bool = False
     should_cache: bool = False
-    waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)
+    waiters: dict[PendingRequest, list[int]] = field(default_factory=dict)
     encoded: Encoded | None = None
     parts: Sequence[QueuedPart] = ()
     pending_parts: int = 0
@@ -165,12 +169,14 @@ class QueuedPart:
 
 
 class BatchPool:
-    """Parts that wait together, by age and by length. line, priority: of its samples."""
+    """Parts that wait together, by age and by length. priority, pool_owner: of its samples."""
 
     def __init__(
-        self, priority: Priority = "interactive", line: PendingRequest | None = None
+        self,
+        priority: Priority = "interactive",
+        pool_owner: PendingRequest | None = None,
     ) -> None:
-        self.priority, self.line = priority, line
+        self.priority, self.pool_owner = priority, pool_owner
         # By key: the length, longest first, then the number of those before it. In the order of
         # their age; a dict would look for its first one among all those that were removed.
         self._parts: OrderedDict[int, QueuedPart] = OrderedDict()
@@ -320,11 +326,11 @@ class PoolTurns:
 
     def pool_of(self, sample: InFlightSample) -> BatchPool:
         """Return the pool of a sample."""
-        if sample.line is None:
+        if sample.pool_owner is None:
             return self._small[sample.priority]
         pools = self._of_requests[sample.priority]
-        if (pool := pools.get(sample.line)) is None:
-            pool = pools[sample.line] = BatchPool(sample.priority, sample.line)
+        if (pool := pools.get(sample.pool_owner)) is None:
+            pool = pools[sample.pool_owner] = BatchPool(sample.priority, sample.pool_owner)
         return pool
 
     def remove(self, parts: Iterable[QueuedPart]) -> list[QueuedPart]:
@@ -386,8 +392,8 @@ class PoolTurns:
         return large[request]
 
     def _drop_if_empty(self, pool: BatchPool) -> None:
-        if pool.line is not None and not len(pool):
-            del self._of_requests[pool.priority][pool.line]
+        if pool.pool_owner is not None and not len(pool):
+            del self._of_requests[pool.priority][pool.pool_owner]
 
     def _pools(self, priority: Priority) -> list[BatchPool]:
         return [self._small[priority], *self._of_requests[priority].values()]

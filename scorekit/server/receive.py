@@ -62,7 +62,7 @@ async def read_body(
 class MemoryBudget:
     """Limits the bytes in use to `max_bytes`. Raises UserError if the largest body would never fit.
 
-    Owner: loop.
+    Owner: the event loop.
     """
 
     def __init__(self, max_bytes: int, max_body_bytes: int) -> None:
@@ -81,8 +81,8 @@ class MemoryBudget:
         """Return a reservation for one request; the caller closes it."""
         return MemoryReservation(self)
 
-    def has_capacity(self, size: int, limit: int, asker: MemoryReservation) -> bool:
-        """Return True if `size` more bytes fit below `limit`, after slow senders are cancelled."""
+    def make_room(self, size: int, limit: int, asker: MemoryReservation) -> bool:
+        """Cancel slow senders until `size` more bytes fit below `limit`; return whether they do."""
         if self.reserved + size <= limit:
             return True
         now = time.monotonic()
@@ -101,7 +101,7 @@ class MemoryBudget:
 class MemoryReservation:
     """The bytes reserved for one request. moved: when its sender last completed a stretch of bytes.
 
-    Owner: loop.
+    Owner: the event loop.
     """
 
     def __init__(self, budget: MemoryBudget) -> None:
@@ -126,7 +126,7 @@ class MemoryReservation:
                 "too_large",
                 f"more than {limit} bytes, samples counted as {SAMPLE_BYTES} bytes and their texts",
             )
-        if not budget.has_capacity(size, limit, self):
+        if not budget.make_room(size, limit, self):
             message = "too many bytes are in flight"
             raise RequestError("overloaded", message, retry_after=_RETRY_AFTER_S)
         self.size += size

@@ -67,13 +67,14 @@ def main(
 
 
 def service_config(app: Any, settings: ServiceSettings) -> uvicorn.Config:
-    """Return the settings of uvicorn for a service."""
+    """Return the settings of uvicorn for a service. `DrainingServer` has waited for answers when
+    uvicorn's own short wait begins."""
     return server_config(
         app,
         receive_timeout_s=settings.receive_timeout_s,
         max_body_bytes=settings.max_body_bytes,
         max_connections=settings.max_connections,
-    )  # `_drain` waits for answers
+    )
 
 
 class ServiceServer(DrainingServer):

@@ -107,7 +107,7 @@ class ScoringService:
         if self.draining or not self.loaded:
             raise RequestError("unavailable", self.unavailable_reason() or "", retry_after=5.0)
 
-    async def open(
+    async def open_job(
         self, request: Any, size: int, endpoint: Endpoint | None = None
     ) -> PendingRequest:
         """Answer from the cache and put the other samples in flight. Close the job when done with

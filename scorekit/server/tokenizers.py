@@ -53,8 +53,6 @@ class TokenizedText:
     bytes all have the whole run; in `own_offsets` each has its own character.
     covered: number of characters from the start whose ids are all read.
     total: ids of the complete text. If `is_cut` it may be too small: counting stopped early.
-
-    Owner: tokenizer.
     """
 
     ids: list[int]
@@ -74,7 +72,7 @@ class BoundedTokenizer:
 
     closing: number of ids that it adds after every text, which are dropped; None: it adds none.
 
-    Owner: tokenizer.
+    Two threads may use it at once (see `Backend`).
     """
 
     def __init__(self, tokenizer: Any, closing: int | None = None) -> None:
@@ -452,13 +450,13 @@ class LengthLog:
         count: Callable[[str], None] = lambda name: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._write = write  # owner: fixed
-        self._count = count  # owner: fixed
-        self._clock = clock  # owner: fixed
-        self._lock = threading.Lock()  # owner: any
-        self._num_cut = self._num_refused = 0  # owner: lock _lock
-        self._cut_by_name: Counter[str] = Counter()  # owner: lock _lock
-        self._next_line_at: float | None = None  # owner: lock _lock
+        self._write = write
+        self._count = count
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_cut = self._num_refused = 0  # guarded by the lock
+        self._cut_by_name: Counter[str] = Counter()  # guarded by the lock
+        self._next_line_at: float | None = None  # guarded by the lock
 
     def note(self, results: Iterable[Encoded | SampleError | None]) -> None:
         """Note the outcomes of tokenizing; a line is written at once, or after the period."""

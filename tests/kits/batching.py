@@ -50,8 +50,15 @@ class Caller:
     """Holds a test's view of one request: its job, and the in-flight sample of each text."""
 
     def __init__(self, batcher: Batcher, job: PendingRequest, keys: Sequence[bytes]) -> None:
+        self._changed = batcher.changed
         self.job = job
         self.flights = [batcher.flights[key] for key in keys]
+
+    def is_in_the_model(self) -> bool:
+        """Return whether the model has one of its samples. Without the lock, one whose parts are
+        about to wait would look so, too."""
+        with self._changed:
+            return any(flight.is_dispatched for flight in self.flights)
 
     async def answers(self) -> list[Any]:
         await self.job.done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import weakref
@@ -45,7 +46,7 @@ def test_requests_of_different_callers_share_a_batch():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         other_callers = [submit(f"caller {i}") for i in range(5)]
         await _until(lambda: all(o.flights[0].encoded for o in other_callers))
         backend.open(2)
@@ -96,12 +97,51 @@ def test_equal_samples_in_flight_are_scored_once_and_answer_every_request():
     assert sum(backend.batches) == 2
 
 
+def test_who_leaves_among_many_does_not_look_at_the_others():
+    backend = Gate()
+
+    async def test(batcher, submit):
+        samples = ("a", "b", "a")
+        two_callers = [submit(*samples) for _ in range(2)]
+        steps = [_steps(batcher.release, two_callers[0].job)]
+        callers = [submit(*samples) for _ in range(200)]
+        steps += [_steps(batcher.release, caller.job) for caller in (callers[150], callers[0])]
+        assert len(set(steps)) == 1 and steps[0] > 0
+        backend.open(2)
+        a, b, repeated = await two_callers[1].answers()
+        for caller in (*callers[1:150], *callers[151:]):
+            assert await caller.answers() == [a, b, repeated]
+        for caller in (two_callers[0], callers[0], callers[150]):
+            assert caller.job.answers == [None] * 3
+
+    _run(test, backend)
+
+
+def _steps(function, *args):
+    """Return the number of operations that Python runs in a call."""
+    steps = 0
+
+    def trace(frame, event, _):
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*args)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
 def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
     backend = Gate()
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         bulk = submit("bulk 1", "bulk 2", "wanted", priority="bulk")
         await _until(lambda: all(f.encoded for f in bulk.flights))
         now = submit("now", "wanted")
@@ -121,7 +161,7 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         leaver, stayer = submit("left", "shared"), submit("shared")
         await _until(lambda: all(f.encoded for f in leaver.flights))
         batcher.release(leaver.job)
@@ -141,7 +181,7 @@ def test_what_the_model_has_is_scored_for_the_cache_though_its_caller_has_left()
 
     async def test(batcher, submit):
         caller = submit("in the model")
-        await _until(lambda: caller.flights[0].is_dispatched)
+        await _until(caller.is_in_the_model)
         batcher.release(caller.job)
         assert len(batcher.flights) == 1
         joins = submit("in the model")
@@ -292,7 +332,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         for i in range(200):
             batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
         last = submit("stays")
@@ -337,7 +377,7 @@ def test_a_lifted_sample_is_scored_once():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         bulk = submit("bulk", "wanted", priority="bulk")
         now = submit("wanted")  # while it is being tokenized
         go.set()
@@ -362,7 +402,7 @@ def test_the_threads_end_after_the_batch_in_hand():
 
     async def test(batcher, submit):
         first = submit("in hand")
-        await _until(lambda: first.flights[0].is_dispatched)
+        await _until(first.is_in_the_model)
         waiting = submit("waits")
         await _until(lambda: waiting.flights[0].encoded)
         batcher.stop()

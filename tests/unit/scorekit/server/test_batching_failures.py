@@ -217,7 +217,7 @@ def test_who_had_no_part_in_the_batch_that_lost_the_device_is_refused_and_may_as
 
     async def test(batcher, submit):
         suspect = submit("last")
-        await _until(lambda: suspect.flights[0].is_dispatched)
+        await _until(suspect.is_in_the_model)
         other, both = submit("b", "c"), submit("d", "last")
         backend.open(1)
         assert [a.type for a in await suspect.answers()] == ["model_failure"]

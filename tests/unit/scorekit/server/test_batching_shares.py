@@ -40,7 +40,7 @@ def in_windows(submit, mt, **options):
 
 
 async def in_the_model(caller):
-    await _until(lambda: any(flight.is_dispatched for flight in caller.flights))
+    await _until(caller.is_in_the_model)
 
 
 async def waiting(*callers):

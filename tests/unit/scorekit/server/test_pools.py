@@ -11,7 +11,7 @@ from scorekit.server.pools import BATCH_COST, BatchPool, InFlightSample, PoolTur
 
 
 def part(length, enqueued_at=0.0, priority="interactive", line=None, rows=1):
-    sample = InFlightSample(b"", None, priority, 1, enqueued_at, line=line)
+    sample = InFlightSample(b"", None, priority, 1, enqueued_at, pool_owner=line)
     sample.encoded = Encoded(length, {}, None, rows)
     sample.parts = [QueuedPart(sample, sample.encoded)]
     return sample.parts[0]
@@ -70,14 +70,14 @@ def test_every_part_is_taken_or_removed_once_within_the_budget(arrivals, budget,
         else:  # who was lifted
             lifted = turns.remove(chosen)
             for p in lifted:
-                p.sample.priority, p.sample.line = "interactive", None
+                p.sample.priority, p.sample.pool_owner = "interactive", None
             turns.put(lifted)
     batches += drain(turns, budget, 99.0)
     all_taken = [p for batch in batches for p in batch]
     assert sorted(map(id, arrived)) == sorted(map(id, all_taken + removed))
     assert len(turns) == 0 and all(p.pool is None for p in arrived)
     for batch in filter(None, batches):
-        assert len({(p.sample.priority, p.sample.line) for p in batch}) == 1
+        assert len({(p.sample.priority, p.sample.pool_owner) for p in batch}) == 1
         assert len(batch) == 1 or padded(batch) <= budget
         assert lengths(batch) == sorted(lengths(batch), reverse=True)
     assert turns.take(budget, 99.0) == []
@@ -149,7 +149,7 @@ def test_large_requests_rotate_and_small_ones_have_every_other_turn():
     for line in ("a", "b"):
         turns.put(part(1, line=line) for _ in range(3))
     turns.put(part(1) for _ in range(3))
-    lines = [batch[0].sample.line for batch in drain(turns, 1)]
+    lines = [batch[0].sample.pool_owner for batch in drain(turns, 1)]
     assert lines == [None, "a", None, "b", None, "a", "b", "a", "b"]
 
 
