@@ -44,7 +44,7 @@ def test_torch_still_has_products_with_gradients():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(16,), (37,), (4, 50), (300,)])
+@pytest.mark.parametrize("shape", [(16,), (37,), (4, 50), (2100,)])
 def test_gradients_are_those_of_torch(shape, bias, monkeypatch):
     model, x = network(bias=bias), torch.randn(*shape, 96)
     expected = gradients(model, x)
@@ -53,7 +53,7 @@ def test_gradients_are_those_of_torch(shape, bias, monkeypatch):
     for result, torchs in zip(gradients(model, x), expected, strict=True):
         assert torch.allclose(result, torchs, rtol=1e-5, atol=1e-5)
         assert result.shape == torchs.shape
-    assert len(calls) == 6
+    assert len(calls) >= 6
 
 
 def test_float64_has_the_same_bits(monkeypatch):
