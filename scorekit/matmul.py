@@ -17,7 +17,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 #: The environment variable of all services, and of scorers in another process.
 VARIABLE = "SCOREKIT_MATMUL"
 MatmulSetting = Literal["auto", "torch", "onednn"]
+MatmulChoice = Literal["torch", "onednn"]
 #: How many times torch's rate the packed products must reach in `auto`.
 MIN_TIMES_FASTER = 1.3
 #: Largest error of a product with a standard deviation of 1. float32 has 1e-6 to 4e-6, TF32 5e-4.
@@ -54,7 +55,7 @@ _ROWS = 256
 class Trial:
     """Holds what packed products gave on this machine.
 
-    times_faster: median over the shapes of torch's time through theirs. error: their largest one
+    times_faster: median over the shapes of torch's time through first. error: their largest one
     against float64. problem: why they cannot be used at all, or None.
     """
 
@@ -64,55 +65,63 @@ class Trial:
 
 
 def resolve_matmul(
-    setting: str | None, device: torch.device, dtype_name: str
-) -> Literal["torch", "onednn"]:
+    setting: str | None,
+    device: torch.device,
+    dtype_name: str,
+    *,
+    key: str = "--matmul",
+    run_trial: Callable[[int], Trial] | None = None,
+) -> MatmulChoice:
     """Return who multiplies for a model on this device, with weights of this dtype.
 
     setting: auto, torch or onednn; None: what SCOREKIT_MATMUL says, else auto. Call it once the
-    number of threads is set: `auto` measures with it. Raises UserError if onednn is asked for and
-    cannot be used.
+    number of threads is set: `auto` measures with it. key: the user's name of the setting.
+    run_trial: returns what oneDNN gives with so many threads; None: `try_packed`. Raises UserError
+    if onednn is asked for and cannot be used.
     """
-    source = _source(setting)
-    setting = check_matmul(setting, dtype_name)
+    source = _source(setting, key)
+    setting = check_matmul(setting, dtype_name, key)
     if setting == "onednn" and device.type != "cpu":
-        raise UserError(f"{source} onednn: it is for a CPU, and --device is {device}; say auto")
+        device_key = key.replace("matmul", "device")
+        raise UserError(f"{source} onednn: it is for a CPU, and {device_key} is {device}; say auto")
     if setting == "torch" or device.type != "cpu" or dtype_name != "float32":
         return "torch"
     import torch
 
-    trial = try_packed(torch.get_num_threads())
+    trial = (run_trial or try_packed)(torch.get_num_threads())
     if setting == "onednn" and trial.problem:
         raise UserError(f"{source} onednn: {trial.problem}; say auto or torch")
     is_faster = not trial.problem and trial.times_faster >= MIN_TIMES_FASTER
-    choice: Literal["torch", "onednn"] = "onednn" if setting == "onednn" or is_faster else "torch"
+    choice: MatmulChoice = "onednn" if setting == "onednn" or is_faster else "torch"
     result = trial.problem or (
-        f"packed weights have {trial.times_faster:.2f} times torch's rate, "
+        f"oneDNN has {trial.times_faster:.2f} times torch's rate, "
         f"the largest error is {trial.error:.1e}"
     )
     log.info("matmul: %s, of %s %s: %s", choice, source, setting, result)
     return choice
 
 
-def check_matmul(setting: str | None, dtype_name: str) -> str:
+def check_matmul(setting: str | None, dtype_name: str, key: str = "--matmul") -> str:
     """Return the setting, from SCOREKIT_MATMUL if it is None. Imports no torch.
 
     Raises UserError if it is none of the three, or if it is onednn for another dtype than float32.
     """
-    source = _source(setting)
+    source = _source(setting, key)
     if setting is None:
         setting = os.environ.get(VARIABLE) or "auto"
     if setting not in get_args(MatmulSetting):
         raise UserError(f"{source} {setting}: give auto, torch or onednn")
     if setting == "onednn" and dtype_name != "float32":
+        dtype_key = key.replace("matmul", "dtype")
         raise UserError(
-            f"{source} onednn: it is for float32, and --dtype is {dtype_name}; say auto"
+            f"{source} onednn: it is for float32, and {dtype_key} is {dtype_name}; say auto"
         )
     return setting
 
 
-def _source(setting: str | None) -> str:
+def _source(setting: str | None, key: str) -> str:
     """Return the name of what the setting comes from, for messages."""
-    return VARIABLE if setting is None and os.environ.get(VARIABLE) else "--matmul"
+    return VARIABLE if setting is None and os.environ.get(VARIABLE) else key
 
 
 @cache
@@ -123,10 +132,23 @@ def try_packed(threads: int) -> Trial:
     """
     import torch
 
+    with torch.inference_mode():
+        return trial_of(_try_shape, _SHAPES)
+
+
+def trial_of(
+    try_shape: Callable[[tuple[int, int, int], torch.Generator], tuple[float, float]],
+    shapes: Sequence[tuple[int, int, int]],
+) -> Trial:
+    """Return the result of a trial over shapes: rows, inputs and outputs of a product.
+
+    try_shape: returns torch's time through the other one, and the largest error.
+    """
+    import torch
+
     generator = torch.Generator().manual_seed(0)
     try:
-        with torch.inference_mode():
-            results = [_try_shape(shape, generator) for shape in _SHAPES]
+        results = [try_shape(shape, generator) for shape in shapes]
     except (AttributeError, RuntimeError, TypeError) as failure:
         reason = str(failure).split("\n")[0]
         return Trial(problem=f"torch {torch.__version__} has no packed products here: {reason}")
@@ -149,18 +171,23 @@ def _try_shape(shape: tuple[int, int, int], generator: torch.Generator) -> tuple
     packed = pack(weight)
     exact = linear(x[:_CHECKED_ROWS].double(), weight.double(), bias.double())
     error = float((multiply(x, packed, bias)[:_CHECKED_ROWS] - exact).abs().max())
-    linear(x, weight, bias)
-    torch_seconds: list[float] = []
+    return times_faster(lambda: linear(x, weight, bias), lambda: multiply(x, packed, bias)), error
+
+
+def times_faster(first: Callable[[], Any], second: Callable[[], Any]) -> float:
+    """Return the time of the first function through that of the second, which has run before."""
+    first()
+    first_seconds: list[float] = []
     seconds: list[float] = []
     begin = time.perf_counter()
     while not seconds or (len(seconds) < _RUNS and time.perf_counter() < begin + _RUNS_S):
         start = time.perf_counter()  # in turn: both meet the same load of the machine
-        linear(x, weight, bias)
+        first()
         middle = time.perf_counter()
-        multiply(x, packed, bias)
-        torch_seconds.append(middle - start)
+        second()
+        first_seconds.append(middle - start)
         seconds.append(time.perf_counter() - middle)
-    return min(torch_seconds) / min(seconds), error
+    return min(first_seconds) / min(seconds)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -172,7 +199,10 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x W^T + bias, [..., out], of x [..., in] and the packed W. It has no gradient."""
+    """Return x W^T + bias, [..., out], of x [..., in] and W, packed or dense. It has no gradient.
+
+    A dense W is packed within the call, which costs little where x has many rows.
+    """
     import torch
 
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")

@@ -64,8 +64,8 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "CLI": "trainer.runs.cli",
         "chat": "trainer.chat",
         "sft": "trainer.sft",
-        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.open trainer.runs.trl "
-        "trainer.runs.artifacts trainer.runs.batches trainer.runs.cli.results",
+        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.matmul trainer.runs.open "
+        "trainer.runs.trl trainer.runs.artifacts trainer.runs.batches trainer.runs.cli.results",
         "command": "trainer.__main__",
     },
     "trainer.translation": {

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
+from scorekit.matmul import MatmulSetting
 from scorekit.net.addresses import without_userinfo
 from trainer.config_base import changeable, may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
@@ -191,6 +192,14 @@ class FolderConfig(Config):
 class OneProcessConfig(FolderConfig, DeviceConfig):
     """The section `misc` of a run in one process."""
 
+    matmul: MatmulSetting = Field(
+        "auto",
+        description="Who multiplies float32 matrices on a CPU: torch, or oneDNN. auto: what "
+        "SCOREKIT_MATMUL says, else oneDNN if a trial at the start finds it exact and at least 1.3 "
+        "times as fast. The first process of a run decides, and config.yaml has its choice: a "
+        "resumed run keeps it.",
+    )
+
 
 class MiscConfig(OneProcessConfig, MachineConfig):
     """The section `misc`; a task may add keys."""
@@ -206,6 +215,10 @@ class KeptConfig(Config):
         A task adds what earlier versions did where a key is missing, if that is not its default.
         """
         return cls.model_validate(recorded)
+
+    def with_matmul(self, choice: MatmulSetting) -> Self:
+        """Return this config with another `misc.matmul`."""
+        return self.model_copy(update={"misc": self.misc.model_copy(update={"matmul": choice})})
 
     if TYPE_CHECKING:  # a task declares its sections, in the order of its file
         data: Any
@@ -285,14 +298,23 @@ class RunConfig(KeptConfig):
         return f"{ratio}, {bounds}"
 
 
+def recorded_matmul(recorded: Mapping[str, Any]) -> MatmulSetting:
+    """Return who multiplied in a run with this config; torch did in earlier versions."""
+    choice: MatmulSetting = (recorded.get("misc") or {}).get("matmul", "torch")
+    return choice
+
+
 def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
     """Log what differs from the config that the run started with.
 
     Raises UserError if a difference changes the results.
     """
+    choice = recorded_matmul(original)
+    if cfg.misc.matmul == "auto":  # the run keeps its choice
+        cfg = cfg.with_matmul(choice)
     then, now = (  # a password may change, and state.json has none
         dict(_flat(without_userinfo(config.model_dump(mode="json"))))
-        for config in (cfg.of_run(original), cfg)
+        for config in (cfg.of_run(original).with_matmul(choice), cfg)
     )
     changed_keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
     descriptions = {

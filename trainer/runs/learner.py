@@ -12,6 +12,7 @@ from torch import nn
 from scorekit.seeds import stream_seed
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import check_head
+from trainer.rl.matmul import use_onednn
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.reference import Reference
 from trainer.rl.policy.tokens import pad_token_id
@@ -42,16 +43,21 @@ class Learner:
 
 
 def load_weights(cfg: RunConfig, world: DistributedContext) -> Learner:
-    """Return a learner without prompts. Raises UserError for whatever the user can fix."""
+    """Return a learner without prompts. Raises UserError for whatever the user can fix.
+
+    cfg: `misc.matmul` is decided (`settle_matmul`).
+    """
     torch.manual_seed(stream_seed("adapters", cfg.misc.seed))
     # Sharded weights go to their device in parts, so that no device has to hold all of them.
     in_parts = world.is_sharded and not cfg.policy.load_in_4bit
     device = torch.device("cpu") if in_parts else world.device
     model, tokenizer = load_policy(cfg.policy, device)
+    if cfg.misc.matmul == "onednn":
+        use_onednn(model)
     reference: Reference | None = None
     if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
         shard = world.shard if world.is_sharded else None
-        reference = Reference(cfg.policy, model, device, shard)
+        reference = Reference(cfg.policy, model, device, shard, matmul=cfg.misc.matmul)
     trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         trained_parameters, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay

@@ -19,6 +19,7 @@ from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
 from trainer.runs.config import RunConfig
 from trainer.runs.learner import Learner
+from trainer.runs.matmul import settle_matmul
 from trainer.runs.messages import Messages, messages
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir
 from trainer.runs.shutdown import ShutdownHandler
@@ -137,6 +138,7 @@ def start_run(
     )
     with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
         checkpoint = checkpoint_to_resume(cfg) if resume else None
+        cfg = settle_matmul(cfg, checkpoint, world.device, world)
         finished = None
         if checkpoint is not None:
             reports = read_reports(Path(misc.run_dir))

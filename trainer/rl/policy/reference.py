@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from scorekit.matmul import MatmulSetting
 from trainer.rl.config import PolicyConfig
+from trainer.rl.matmul import use_onednn
 from trainer.rl.policy.models import load_model
 
 
@@ -26,13 +28,17 @@ class Reference:
         policy: nn.Module,
         device: torch.device,
         shard: Callable[[nn.Module], None] | None = None,
+        *,
+        matmul: MatmulSetting = "torch",
     ) -> None:
         """Load the reference, or copy or share `policy`, which is not trained or distributed yet.
-        shard: distributes a model, if the processes share the weights.
+        shard: distributes a model, if the processes share the weights. matmul: who multiplies.
         """
         self._adapted: Any = None
         if cfg.reference_path is not None:
             model = load_model(cfg, cfg.reference_path, None, "policy.reference_path", device)
+            if matmul == "onednn":
+                use_onednn(model)
         elif cfg.lora.r:
             self._adapted = policy
             return

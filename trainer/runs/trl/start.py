@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from trainer.rl.config import LoraConfig
+from trainer.rl.matmul import use_onednn
 from trainer.rl.policy.devices import prepare_torch
 from trainer.rl.policy.loading import load_policy
 from trainer.runs.artifacts import Artifacts, Reports
@@ -24,6 +25,7 @@ from trainer.runs.checkpoints.resume import (
     weight_origin,
 )
 from trainer.runs.config import DEFAULT_EVAL_SET, KeptConfig
+from trainer.runs.matmul import settle_matmul
 from trainer.runs.messages import Messages, messages
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
 from trainer.runs.trackers import check_trackers
@@ -79,7 +81,10 @@ class TrlStart(Generic[C]):
     def load_policy(self) -> nn.Module:
         """Return the policy without adapters, which are added for TRL."""
         changes = {"lora": LoraConfig(), "gradient_checkpointing": False}
-        return load_policy(self.cfg.policy.model_copy(update=changes), self.device)[0]
+        model, _ = load_policy(self.cfg.policy.model_copy(update=changes), self.device)
+        if self.cfg.misc.matmul == "onednn":
+            use_onednn(model)
+        return model
 
     def open_log(self) -> RunLog:
         """Return the run's log: an earlier run is replaced, or cut after the checkpoint."""
@@ -129,6 +134,7 @@ def start_trl_run(cfg: C, task: str, *, resume: bool) -> Iterator[TrlStart[C]]:
         check_trackers(misc.trackers)
         device = one_device(prepare_torch(misc.device, misc.threads), task)
         checkpoint = checkpoint_to_resume(cfg) if resume else None
+        cfg = settle_matmul(cfg, checkpoint, device)
         if checkpoint is None:
             check_run_dir(cfg, resume or None)
         open_run_dir(misc)

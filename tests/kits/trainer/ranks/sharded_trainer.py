@@ -65,8 +65,8 @@ class ShardedWorld(DistributedContext):
 class WatchedReference(Reference):
     """A reference that prints how many of its weights this process has between two passes."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         if self._adapted is None:
             self.print_share()
 
