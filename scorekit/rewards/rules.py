@@ -11,6 +11,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol, get_args
 
@@ -177,6 +178,12 @@ def _load(key: str, config: ComponentConfig) -> GroupFunction:
         raise UserError(f"{key}: {rule!r} is not a function")
     if inspect.iscoroutinefunction(function):
         raise UserError(f"{key}: {rule!r} is async. Name a plain function")
+    if config.arguments:
+        try:
+            inspect.signature(function).bind([], **config.arguments)
+        except TypeError as error:
+            raise UserError(f"{key}: {rule!r}: {error}. Correct `arguments`") from None
+        function = partial(function, **config.arguments)
     takes_list = config.group or config.batch
     group_function: GroupFunction = function if takes_list else _for_each_sample(function)
     return group_function

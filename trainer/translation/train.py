@@ -101,7 +101,7 @@ def _scorable(
     world: DistributedContext,
 ) -> Sequence[Example]:
     """Return the training examples that the services can score; check services and references."""
-    world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
+    world.on_main(lambda: check_spans(rewarder))
     check_references(train, cfg.reward, "data.train")
     for name, held_out in sets.items():
         check_references(held_out, cfg.reward, set_key(name))
