@@ -33,8 +33,7 @@ from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset,
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
-from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, rollout_advantages
 from trainer.translation.rewards.screening import (
     check_guards,
     check_references,

@@ -1,10 +1,12 @@
-"""The reward of one completion: from the services' answers, by the formula of scorekit.rewards."""
+"""The rewards of completions by the formula of scorekit.rewards, and the advantages of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import torch
 
 from scorekit.errors import TEXT_ERROR_TYPES, UserError
 from scorekit.rewards import (
@@ -19,6 +21,10 @@ from scorekit.rewards.results import compose, missing_component
 from scorekit.rewards.rules import LocalRule
 from scorekit.rewards.services import service_component
 from scorekit.schemas import ErrorSpan, Failed, JudgeScored, Result, Scored
+from trainer.rl.advantage import TokenAdvantages, pad_rows
+from trainer.rl.batch_advantages import batch_advantages
+from trainer.rl.config import RLConfig
+from trainer.rl.rollout import Rollout
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.short_form import formula_of, rules_of
@@ -208,3 +214,13 @@ def _note_results(
     if "overlong" in text_errors:
         skipped = cfg.overlong == "skip" and "invalid_input" not in text_errors
         reward.overlong = "skipped" if skipped else "penalised"
+
+
+def rollout_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
+) -> TokenAdvantages:
+    """Return advantages of samples that all have a reward, with the options of `rl`."""
+    rewards_B = torch.tensor([reward.r_seq for reward in rewards], dtype=torch.float64)
+    token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
+    mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
+    return batch_advantages(rollouts, rewards_B, token_rewards_BT, mask_BT, rl)
