@@ -66,13 +66,15 @@ def test_calls_that_share_no_requests_are_sent_and_fail_by_themselves():
     refusal = json.dumps({"error": {"type": "invalid_request", "message": "no"}}).encode()
 
     def answer(mts):
-        return {"down": (503, b"{}"), "refuse": (400, refusal)}.get(mts[0])
+        other = (200, b'{"status": "ok"}')  # of another program
+        return {"down": (503, b"{}"), "other": other, "refuse": (400, refusal)}.get(mts[0])
 
     async def run(url):
         config = definition(url, 0.5, batch_size=3)
         async with CompositeReward(config, shares_requests=False) as reward:
             await reward.check()
-            calls = [[f"{n}a", f"{n}b"] for n in range(6)] + [["down", "fine"], list("abcd")]
+            calls = [[f"{n}a", f"{n}b"] for n in range(6)]
+            calls += [["down", "fine"], ["other", "fine"], list("abcd")]
             results = await asyncio.gather(
                 *(reward.score(texts(*mts), deadline_s=math.inf) for mts in calls)
             )
@@ -85,9 +87,9 @@ def test_calls_that_share_no_requests_are_sent_and_fail_by_themselves():
     assert sorted(server.request_sizes)[:1] == [1] and set(server.request_sizes) == {1, 2, 3}
     assert server.request_sizes.count(2) >= 6 + 1 + 1 and server.request_sizes.count(3) == 1
     for mts, group in zip(calls, results, strict=True):
-        expected = [None, None] if mts[0] == "down" else [fake(mt) for mt in mts]
+        expected = [None, None] if mts[-1] == "fine" else [fake(mt) for mt in mts]
         assert [result.reward for result in group] == expected
-    assert all(result.is_transient for result in results[6])
+    assert all(result.is_transient for group in results[6:8] for result in group)
 
 
 def test_nobody_answers():
