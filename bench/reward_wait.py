@@ -116,7 +116,8 @@ def _measure(cfg: TranslationConfig, repeats: int) -> dict[str, list[dict[str, f
     return runs_by_way
 
 
-Texts = list[tuple[str, str]]
+#: Samples by their fields.
+Texts = list[Any]
 
 
 class Afterwards:

@@ -73,7 +73,6 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "scores": "trainer.translation.rewards",
         "rewards": "trainer.translation.rewards.services trainer.translation.rewards.screening "
         "trainer.translation.rewards.sample_reward trainer.translation.rewards.stats "
-        "trainer.translation.rewards.advantages "
         "trainer.translation.collect "
         "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",

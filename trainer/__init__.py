@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from trainer.translation.evaluation.evaluate import Report as Report
     from trainer.translation.evaluation.evaluate import evaluate_on_dataset as evaluate_on_dataset
     from trainer.translation.rewards import metricx_reward as metricx_reward
-    from trainer.translation.rewards.advantages import rollout_advantages as rollout_advantages
     from trainer.translation.rewards.config import RewardConfig as RewardConfig
+    from trainer.translation.rewards.sample_reward import rollout_advantages as rollout_advantages
     from trainer.translation.rewards.services import RewardClient as RewardClient
     from trainer.translation.rollouts import TranslationRollout as Rollout  # noqa: F401
     from trainer.translation.rollouts import generate_rollouts as generate_rollouts
@@ -78,7 +78,7 @@ _SOURCES = {
     "reward_grounded_to_user": "trainer.roleplay.rewards",
     "reward_reference_alignment": "trainer.roleplay.rewards",
     "reward_role_split": "trainer.roleplay.rewards",
-    "rollout_advantages": "trainer.translation.rewards.advantages",
+    "rollout_advantages": "trainer.translation.rewards.sample_reward",
     "run_toy_rl": "trainer.translation.train",
     "spans_to_token_rewards": "scorekit.credit",
     "train_translation": "trainer.translation.train",

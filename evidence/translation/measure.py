@@ -157,7 +157,7 @@ def _penalties(rollout: TranslationRollout, reward: SampleReward, cfg: RewardCon
     penalties = spans_to_token_rewards(
         rollout.completion_text,
         rollout.token_char_offsets,
-        reward.answers["xcomet"].error_spans or [],
+        answer.error_spans or [] if (answer := reward.answer("xcomet")) else [],
         cfg.severity_weights.model_dump(),
         cfg.overlap_policy,
         overlap_threshold=cfg.overlap_threshold,
@@ -181,5 +181,5 @@ def _mean_penalty(
 
 def _omission(reward: SampleReward, cfg: RewardConfig) -> float | None:
     """Return the summed weights of the omissions; None if no service reports them."""
-    answer = reward.answers.get("mqm")
+    answer = reward.answer("mqm")
     return None if answer is None else omission_penalty(answer, cfg)

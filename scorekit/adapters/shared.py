@@ -372,12 +372,13 @@ class TrainerReward:
     async def check(self, wait_s: float) -> dict[str, Info]:
         """Wait until all services are ready; return what each component's service is.
 
-        Raises UserError if one does not fit, ServiceUnreachable after `wait_s` seconds.
+        Each service with a weight gets one sample, which shows whether it can do what is asked of
+        it. Raises UserError if one does not fit, ServiceUnreachable after `wait_s` seconds.
         """
         waiting = Deadline(wait_s)
         if self._client is not None:
             await self._client.wait_ready(wait_s)
-        return await (await self.composite()).check(wait_s=waiting.remaining_s())
+        return await (await self.composite()).check(wait_s=waiting.remaining_s(), probe=True)
 
     async def score(
         self, rows: Iterable[TrainerRow], groups: Sequence[Hashable] | None = None

@@ -260,7 +260,7 @@ def span_weights(
                     f"{key}: has no effect beside token_rewards of the definition. Set it in there"
                 )
         return SpanWeights()
-    services = [name for name, c in definition.components.items() if c.service is not None]
+    services = [name for name, c in definition.components.items() if c.rule is None]
     if span_component not in services:
         raise UserError(
             f"span_component: {span_component!r} is no component with a service. Name one of "

@@ -79,13 +79,26 @@ class ServiceRequest(Config):
         default_factory=dict,
         description="Options of the request, as in docs/reference/protocol.md.",
     )
+    scorer: str | None = Field(
+        None,
+        min_length=1,
+        description="A class of this process in place of a service, module:Class, whose "
+        "score_batch(samples, options) scores translations.",
+    )
+    arguments: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of that class; of the function of `rule`.",
+    )
     model: str | None = Field(
         None, min_length=1, description="The model that the service must run; null: any."
+    )
+    tokenizer: str | None = Field(
+        None, min_length=1, description="The tokenizer that the service must use; null: any."
     )
 
 
 class ComponentConfig(ServiceRequest):
-    """One addend of the reward: a service's answer or a local rule."""
+    """One addend of the reward: the answer of a service or a class, or a local rule."""
 
     rule: str | None = Field(
         None,
@@ -124,16 +137,16 @@ class ComponentConfig(ServiceRequest):
 
     @model_validator(mode="after")
     def _is_service_or_rule(self) -> Self:
-        if (self.service is None) == (self.rule is None):
-            raise ValueError("needs either `service` or `rule`. Give one of them")
+        sources = ("service", "rule", "scorer")
+        names = [name for name in sources if getattr(self, name) is not None]
+        if len(names) != 1:
+            raise ValueError("needs either `service`, `rule` or `scorer`. Give one of them")
         default = type(self).model_construct()
-        unused: tuple[str, ...] = ("group", "batch", "applies_to_refused_text")
-        if self.rule is not None:
-            unused = (*ServiceRequest.model_fields, "field", "severity_weights")
-        for key in unused:
+        for key in self._unused(names[0]):
             if getattr(self, key) != getattr(default, key):
-                source = "service" if self.rule is None else "rule"
-                raise ValueError(f"`{key}` has no effect beside `{source}`. Remove it")
+                raise ValueError(f"`{key}` has no effect beside `{names[0]}`. Remove it")
+        if self.rule is not None and self.arguments and ":" not in self.rule:
+            raise ValueError("`arguments` are for a module:function. Remove them")
         if self.severity_weights and self.field not in LIST_FIELDS:
             raise ValueError(
                 f"`severity_weights` needs `field` set to one of {', '.join(LIST_FIELDS)}"
@@ -143,6 +156,14 @@ class ComponentConfig(ServiceRequest):
         if self.variables and self.task is None:
             raise ValueError("`variables` are a judge's. Give `task`, too")
         return self._check_group()
+
+    def _unused(self, source: str) -> tuple[str, ...]:
+        """Return the keys that have no effect beside `service`, `scorer` or `rule`."""
+        if source == "rule":
+            of_requests = [key for key in ServiceRequest.model_fields if key != "arguments"]
+            return (*of_requests, "field", "severity_weights")
+        of_rules = ("group", "batch", "applies_to_refused_text")
+        return (*of_rules, "arguments") if source == "service" else (*of_rules, "task", "variables")
 
     def _check_group(self) -> Self:
         if self.rule is None:

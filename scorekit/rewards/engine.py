@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Coroutine, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from scorekit.client import Sample, ScoringClient
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
@@ -39,10 +39,16 @@ from scorekit.rewards.results import (
 from scorekit.rewards.rules import GateRule, LanguageRule, LocalRule, load_gate, rule_result
 from scorekit.rewards.services import (
     SHORTEST,
+    AnsweringService,
     BatchedService,
+    InProcessService,
+    check_answer,
+    check_direction,
+    check_model,
     checks,
     failed_request,
     fields_of_request,
+    probe_body,
     request_body,
     request_key,
     service_component,
@@ -52,6 +58,8 @@ from scorekit.scorers import SampleForScoring, check_is_list
 
 Source = RewardDefinition | Mapping[str, Any] | str | Path
 Components = dict[str, list[ComponentResult]]
+#: Sources of which it is kept whether they are refused.
+_MAX_SOURCES = 16_384
 #: Seconds for a rule that is only reported, while an earlier call of it still hangs.
 _HUNG_REPORT_S = 1.0
 
@@ -65,12 +73,20 @@ class CompositeReward:
     Samples of all concurrent calls go to a service in common requests, and components with equal
     requests share one answer.
 
+    shares_requests: False: the samples of a call go in requests of their own, all of which fail
+    together. For a caller that sends whole groups, asks again after an outage, and is to repeat
+    itself: a common request holds what arrived at the same moment.
+
     Raises UserError if the definition is wrong, or if a rule or a model cannot be loaded.
     """
 
-    def __init__(self, source: Source, *, api_key: str | None = None) -> None:
+    def __init__(
+        self, source: Source, *, api_key: str | None = None, shares_requests: bool = True
+    ) -> None:
         self.definition = load_definition(source)
         self._is_closed = False
+        self._shares_requests = shares_requests
+        self._sources: dict[tuple[str, str], Result] = {}  # answers by request key and source
         components = self.definition.components
         self._rules = {
             name: LocalRule(f"components.{name}", config)
@@ -84,16 +100,22 @@ class CompositeReward:
         self._first = FirstSamples(self.definition, self._gates)
         self._names_by_request: dict[str, list[str]] = {}
         for name, config in components.items():
-            if config.service is not None:
+            if config.rule is None:
                 self._names_by_request.setdefault(request_key(config.request), []).append(name)
         self._services = {
             key: self._open(names, api_key) for key, names in self._names_by_request.items()
         }
 
-    def _open(self, names: list[str], api_key: str | None) -> BatchedService:
+    def _open(self, names: list[str], api_key: str | None) -> AnsweringService:
         definition, request = self.definition, self.definition.components[names[0]].request
-        # It ends a little before the caller's own deadline, so that its error arrives.
-        deadline_s = Deadline(definition.deadline_s).for_service(definition.deadline_s)
+        if request.scorer is not None:
+            check = partial(_check_scorer, definition, names)
+            key = f"components.{names[0]}"
+            return InProcessService(key, request, check, batch_size=definition.batch_size)
+        deadline_s = definition.deadline_s
+        if self._shares_requests:
+            # It ends a little before the caller's own deadline, so that its error arrives.
+            deadline_s = Deadline(deadline_s).for_service(deadline_s)
         try:
             client = ScoringClient(
                 request.service or (),
@@ -112,7 +134,7 @@ class CompositeReward:
             partial(checks, definition, names),
             batch_size=definition.batch_size,
             max_in_flight=definition.max_in_flight,
-            shared_s=definition.timeout_s,
+            shared_s=definition.timeout_s if self._shares_requests else None,
         )
 
     async def __aenter__(self) -> CompositeReward:
@@ -128,25 +150,67 @@ class CompositeReward:
             await service.close()
 
     async def check(
-        self, *, wait_s: float | None = None, languages: Iterable[str] = ()
+        self, *, wait_s: float | None = None, probe: bool = False, languages: Iterable[str] = ()
     ) -> dict[str, Info]:
         """Ask every service what it is, before a run starts; return the answers by component.
 
         wait_s: seconds to wait first until all services are ready; None: nothing waits for that.
-        languages: target languages of the samples. Which fields a sample needs says
-        `scorekit.rewards.engine.required_fields`.
+        probe: also send one sample to each service with a weight: only an answer shows that a judge
+        has the task, and that a model marks errors. languages: target languages of the samples.
+        Which fields a sample needs says `scorekit.rewards.engine.required_fields`.
 
         Raises UserError if a service does not fit the definition or a gate does not know a
         language, ServiceUnreachable if a service does not answer within the deadline, RequestError
-        if it refuses the key.
+        if it refuses the key. A scorer of this process is in the answer if it describes itself.
         """
         check_languages(self.definition, self._gates, languages)
         waiting = None if wait_s is None else Deadline(wait_s)
         infos: dict[str, Info] = {}
         for key, service in self._services.items():
             info = await service.check(None if waiting is None else waiting.remaining_s())
-            infos |= dict.fromkeys(self._names_by_request[key], info)
+            if info is not None:
+                infos |= dict.fromkeys(self._names_by_request[key], info)
+            if probe:
+                await self._probe(key)
         return infos
+
+    async def _probe(self, key: str) -> None:
+        components, tokens = self.definition.components, self.definition.token_rewards
+        names = [name for name in self._names_by_request[key] if name in self.definition.required]
+        body = probe_body(f"components.{names[0]}", components[names[0]].request) if names else None
+        if body is None:
+            return
+        call = _Call(self, [], Deadline(self.definition.deadline_s))
+        (answer,) = await call.answers(key, [body], self.definition.deadline_s)
+        for name in names:
+            marks = [
+                field
+                for field, weights in (
+                    ("error_spans", tokens.spans if tokens else {}),
+                    ("omissions", tokens.omissions if tokens else {}),
+                )
+                if weights.get(name)
+            ]
+            if not isinstance(answer, str):
+                check_answer(f"components.{name}", components[name], answer, marks)
+
+    async def refused_sources(self, samples: Iterable[Sample]) -> list[str | None]:
+        """Return why a service with a weight refuses a sample's source with any translation.
+
+        None: none does, or it is not known, since a service does not answer now. Each source is
+        asked for once. Raises as `score`.
+        """
+        fields = fields_of(samples)
+        reasons: list[str | None] = [None] * len(fields)
+        call = _Call(self, fields, Deadline(math.inf))
+        for key, names in self._names_by_request.items():
+            if self.definition.required.isdisjoint(names):
+                continue
+            answers = await call.source_answers(key, names, range(len(fields)))
+            for index, answer in answers.items():
+                if is_refusal(answer) and reasons[index] is None:
+                    reasons[index] = f"{names[0]}: {refusal_of(answer)}"
+        return reasons
 
     async def score_group(
         self, samples: Iterable[Sample], *, deadline_s: float | None = None
@@ -169,7 +233,7 @@ class CompositeReward:
         `src_lang`, `tgt_lang`, `finish_reason`, a rubric's variables), or SampleForScoring.
         groups: the group of each sample, for rules of groups; the samples of a group must be in one
         call. deadline_s: seconds, instead of the definition's; then what is missing has failed
-        with `timeout`.
+        with `timeout`. Infinite: each request has the definition's.
 
         Failed samples and failed services are results, never exceptions. Raises UserError if
         samples or services do not fit the definition, or if the first samples show that none can
@@ -194,19 +258,21 @@ class SyncCompositeReward(ForkSafeClient[CompositeReward]):
     own connections.
     """
 
-    def __init__(self, source: Source, *, api_key: str | None = None) -> None:
+    def __init__(self, source: Source, **kwargs: Any) -> None:
         self.definition = load_definition(source)
         super().__init__(
             "composite reward",
-            lambda: CompositeReward(self.definition, api_key=api_key),
+            lambda: CompositeReward(self.definition, **kwargs),
             CompositeReward.close,
         )
 
-    def check(
-        self, *, wait_s: float | None = None, languages: Iterable[str] = ()
-    ) -> dict[str, Info]:
+    def check(self, **kwargs: Any) -> dict[str, Info]:
         """See CompositeReward.check."""
-        return self.run(lambda reward: reward.check(wait_s=wait_s, languages=languages))
+        return self.run(lambda reward: reward.check(**kwargs))
+
+    def refused_sources(self, samples: Iterable[Sample]) -> list[str | None]:
+        """See CompositeReward.refused_sources."""
+        return self.run(lambda reward: reward.refused_sources(samples))
 
     def score(self, samples: Iterable[Sample], **kwargs: Any) -> list[RewardResult]:
         """See CompositeReward.score."""
@@ -298,7 +364,7 @@ class _Call:
             else:
                 bodies[index] = body
         try:
-            answers = await self._answers(key, list(bodies.values()), self._limit_s(names))
+            answers = await self.answers(key, list(bodies.values()), self._limit_s(names))
         except (RequestError, ServiceUnreachable) as error:
             if not self._definition.required.isdisjoint(names):
                 raise
@@ -314,16 +380,17 @@ class _Call:
             for name, config in zip(names, configs, strict=True)
         }
 
-    async def _answers(self, key: str, bodies: list[Fields], limit_s: float) -> list[Result | str]:
+    async def answers(self, key: str, bodies: list[Fields], limit_s: float) -> list[Result | str]:
         """Return the results of one service in order; "timeout" after `limit_s`."""
         service = self._reward._services[key]
-        futures = [service.submit(body) for body in bodies]
+        futures = service.submit(bodies)
         try:
             if futures:
                 await asyncio.wait(futures, timeout=limit_s, return_when=asyncio.FIRST_EXCEPTION)
-            for future in futures:
-                if future.done() and not future.cancelled() and future.exception() is not None:
-                    raise future.exception()  # type: ignore[misc]
+            done = [future for future in futures if future.done() and not future.cancelled()]
+            errors = [error for future in done if (error := future.exception()) is not None]
+            if errors:
+                raise errors[0]
             return ["timeout" if not future.done() else _result(future) for future in futures]
         finally:
             for future in futures:
@@ -338,30 +405,65 @@ class _Call:
         definition = self._definition
         if not definition.refused_text_reward or definition.required.isdisjoint(names):
             return {}
-        request, sources = definition.components[names[0]].request, {}
-        for index, outcome in outcomes.items():
-            if isinstance(outcome, Failed) and outcome.error.type in TEXT_ERROR_TYPES:
-                sample = self._samples[index] | {"mt": SHORTEST}
-                sources[index], _ = request_body("", request, sample)
-        bodies = [body for body in sources.values() if body is not None]
-        answers = await self._answers(key, bodies, self._deadline.remaining_s())
+        refused = [index for index, outcome in outcomes.items() if is_refusal(outcome)]
+        answers = await self.source_answers(key, names, refused)
         return {
-            index: answer
-            for index, answer in zip(sources, answers, strict=True)
-            if isinstance(answer, Failed | str)
+            index: answer for index, answer in answers.items() if isinstance(answer, Failed | str)
         }
+
+    async def source_answers(
+        self, key: str, names: list[str], indices: Iterable[int]
+    ) -> dict[int, Result | str]:
+        """Return what a service answers for sources with the shortest translation, by sample.
+
+        An answer that stays the same is asked for once in the life of the reward."""
+        request, answered = self._definition.components[names[0]].request, self._reward._sources
+        bodies: dict[int, Fields] = {}
+        for index in indices:
+            body, _ = request_body("", request, self._samples[index] | {"mt": SHORTEST})
+            if body is not None:
+                bodies[index] = body
+        names_of = {index: (key, repr(sorted(body.items()))) for index, body in bodies.items()}
+        missing = {n: bodies[index] for index, n in names_of.items() if n not in answered}
+        limit_s = self._deadline.remaining_s()
+        answers = await self.answers(key, list(missing.values()), limit_s)
+        new: dict[tuple[str, str], Result | str] = dict(zip(missing, answers, strict=True))
+        if len(answered) + len(new) > _MAX_SOURCES:
+            answered.clear()
+        for name, answer in new.items():
+            if not isinstance(answer, str) and (answer.ok or is_refusal(answer)):
+                answered[name] = answer
+        return {index: (answered | new)[name] for index, name in names_of.items()}
 
 
 def _result(future: asyncio.Future[Result]) -> Result | str:
     return "cancelled" if future.cancelled() else future.result()
 
 
+def is_refusal(outcome: object) -> TypeGuard[Failed]:
+    """Return whether a service has refused the text: another request gets the same answer."""
+    return isinstance(outcome, Failed) and outcome.error.type in TEXT_ERROR_TYPES
+
+
+def refusal_of(outcome: Failed) -> str:
+    """Return why a service has refused a text."""
+    return f"{outcome.error.type}: {outcome.error.message}"
+
+
+def _check_scorer(definition: RewardDefinition, names: list[str], described: Any) -> None:
+    """Raise UserError if a scorer of this process does not fit one of these components."""
+    for name in names:
+        config = definition.components[name]
+        check_model(f"components.{name}", config, described)
+        check_direction(f"components.{name}", config, described)
+
+
 def _component(
     config: ComponentConfig, outcome: Result | str, source_outcome: Result | str | None
 ) -> ComponentResult:
     """Return a component. source_outcome: why its source cannot be scored either, or None."""
-    if isinstance(source_outcome, Failed) and source_outcome.error.type in TEXT_ERROR_TYPES:
-        return missing_component(config, "bad_source", source_outcome.error.message)
+    if is_refusal(source_outcome):
+        return missing_component(config, "bad_source", refusal_of(source_outcome))
     if source_outcome is not None:  # it is not known whether text or source is the cause
         outcome = source_outcome
     if isinstance(outcome, str):
@@ -435,11 +537,11 @@ def group_indices(
 
 
 def seconds_of_call(deadline_s: float | None, default_s: float) -> float:
-    """Return the seconds of a call. Raises UserError unless they are above 0 and finite."""
+    """Return the seconds of a call. Raises UserError unless they are above 0."""
     if deadline_s is None:
         return default_s
     is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
-    if not (is_number and math.isfinite(deadline_s) and deadline_s > 0):
+    if not (is_number and deadline_s > 0):  # NaN is not
         raise UserError(f"deadline_s: {deadline_s} s. Give a number above 0")
     return deadline_s
 
@@ -473,7 +575,7 @@ def required_fields(definition: RewardDefinition) -> dict[str, str]:
 
 
 def _fields_of(config: ComponentConfig) -> Iterable[str]:
-    if config.service is not None:
+    if config.rule is None:
         return fields_of_request(config.request).values()
     field = _FIELD_OF_RULE.get(config.rule or "")
     return () if field is None else (field,)

@@ -11,7 +11,9 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from scorekit.errors import UserError
@@ -177,6 +179,12 @@ def _load(key: str, config: ComponentConfig) -> GroupFunction:
         raise UserError(f"{key}: {rule!r} is not a function")
     if inspect.iscoroutinefunction(function):
         raise UserError(f"{key}: {rule!r} is async. Name a plain function")
+    if config.arguments:
+        try:
+            inspect.signature(function).bind([], **config.arguments)
+        except TypeError as error:
+            raise UserError(f"{key}: {rule!r}: {error}. Correct `arguments`") from None
+        function = partial(function, **config.arguments)
     takes_list = config.group or config.batch
     group_function: GroupFunction = function if takes_list else _for_each_sample(function)
     return group_function
@@ -272,8 +280,6 @@ def load_gate(key: str, config: LanguageGate | CopyGate | LengthGate) -> GateRul
 
 def _load_model(key: str, model: str) -> LanguageModel:
     if model != "py3langid":
-        from scorekit.rewards.fasttext_model import FastTextLanguages
-
         return FastTextLanguages(key, model)
     importlib.import_module("py3langid.langid")
     return _Py3Langid()
@@ -294,6 +300,77 @@ class _Py3Langid:
         from scorekit.text.checks import language_probability
 
         return language_probability("abc", language, ("en", "ko")) is not None
+
+
+_LABEL_PREFIX = "__label__"
+
+
+class FastTextLanguages:
+    """A fastText model that the user gives by path.
+
+    Labels are codes or tags in any usual form: __label__ko, __label__kor_Hang, __label__zh-CN.
+    Install fasttext-predict, which only predicts, or a full build of fastText.
+    key: config key, for errors. Raises UserError if the file does not exist, is no model, names
+    fewer than two languages, or if fastText is not installed.
+    """
+
+    def __init__(self, key: str, path: str) -> None:
+        from scorekit.languages import find_language
+        from scorekit.text.checks import without_names
+
+        self._find_language, self._without_names = find_language, without_names
+        if not Path(path).is_file():
+            raise UserError(f"{key}: {path}: this file does not exist. Give a fastText model")
+        try:
+            import fasttext
+        except ModuleNotFoundError:
+            raise UserError(f"{key}: install fastText: pip install fasttext-predict") from None
+        try:
+            self._model: Any = fasttext.load_model(path)
+            labels = [label for _, label in self._predict("")]  # the end of the line is a word
+        except ValueError as error:
+            raise UserError(f"{key}: {path}: not a fastText model: {error}") from None
+        self._language_by_label = {
+            label: language.madlad
+            for label in labels
+            if (
+                language := self._find_language(label.removeprefix(_LABEL_PREFIX).replace("_", "-"))
+            )
+        }
+        self._languages = set(self._language_by_label.values())
+        if len(self._languages) < 2:
+            raise UserError(f"{key}: {path}: names fewer than two languages. Give another model")
+
+    def knows(self, language: str) -> bool:
+        """Return whether the model has a label for the language."""
+        match = self._find_language(language)
+        return match is not None and match.madlad in self._languages
+
+    def target_probability(self, sample: Fields) -> float | None:
+        """Return the probability of all labels that are the sample's `tgt_lang`.
+
+        Variants of a language (zh-CN, zh-TW) are the same. Code, links and the source's names are
+        left out. Returns None if the model has no label for the language.
+        """
+        language = self._find_language(sample["tgt_lang"])
+        if language is None or language.madlad not in self._languages:
+            return None
+        text = " ".join(self._without_names(sample["mt"], sample["src"]).split())
+        total = sum(
+            probability
+            for probability, label in self._predict(text)
+            if self._language_by_label.get(label) == language.madlad
+        )
+        return min(1.0, total)  # rounding of 32-bit numbers
+
+    def _predict(self, text: str) -> list[tuple[float, str]]:
+        """Return (probability, label) of all labels.
+
+        The model's `predict` fails with numpy 2 in the older builds, so the call below it is used.
+        """
+        line = text.encode("utf-8", "replace").decode() + "\n"
+        pairs: list[tuple[float, str]] = self._model.f.predict(line, -1, 0.0, "strict")
+        return pairs
 
 
 class LanguageRule:

@@ -1,6 +1,7 @@
 """The services of a definition: what is sent, what is read of an answer, and common requests.
 
-Samples of many callers go to one service in the same requests.
+Samples of many callers go to one service in the same requests. A class of this process scores one
+call after another.
 """
 
 from __future__ import annotations
@@ -8,18 +9,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
-from collections import deque
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 from scorekit.client import ScoringClient
 from scorekit.client.deduplication import failure
+from scorekit.client.remote import resolve_scorer
 from scorekit.client.transport import is_retryable
 from scorekit.config import check_config
-from scorekit.errors import ModelChanged, RequestError, ServiceUnreachable, UserError
+from scorekit.errors import (
+    ModelChanged,
+    RequestError,
+    ScorekitError,
+    ServiceUnreachable,
+    UserError,
+)
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import cancel_all, gather_or_cancel
 from scorekit.rewards.definition import (
@@ -40,6 +49,7 @@ from scorekit.schemas import (
     Scored,
     XCometOptions,
 )
+from scorekit.scorers import SampleForScoring, Scorer, ScoringConfig
 
 #: A source that is refused with this translation is refused with any.
 SHORTEST = "."
@@ -57,8 +67,9 @@ _MQM_VARIABLES = {name: name for name in ("src", "mt", "src_lang", "tgt_lang")}
 def request_key(request: ServiceRequest) -> str:
     """Return a key that is equal for requests that get the same answer.
 
-    A `model` only says what must run there, and a slash at a URL's end changes nothing."""
-    values = request.model_dump(mode="json", exclude={"model"})
+    `model` and `tokenizer` only say what must run there, and a slash at a URL's end changes
+    nothing."""
+    values = request.model_dump(mode="json", exclude={"model", "tokenizer"})
     values["service"] = [url.rstrip("/") for url in request.service or ()]
     return json.dumps(values, sort_keys=True)
 
@@ -92,10 +103,7 @@ def request_body(
 def check_request(key: str, request: ServiceRequest, info: Info) -> None:
     """Raise UserError if a service does not fit a request. key: of the component's config."""
     url = (request.service or ("",))[0]
-    if request.model is not None and request.model != info.model:
-        raise UserError(
-            f"{key}.model: {url} runs {info.model!r}, not {request.model!r}. Correct one of them"
-        )
+    check_model(key, request, info)
     if info.service in _OPTIONS:
         check_config(_OPTIONS[info.service], request.options, f"{key}.options")
     is_judge = info.service == "judge"
@@ -108,16 +116,32 @@ def check_request(key: str, request: ServiceRequest, info: Info) -> None:
             raise UserError(f"{key}.task: the judge at {url} has no task mqm. Choose a rubric")
         if request.task != _MQM and not request.variables:
             raise UserError(f"{key}.variables: required. Name the variables of the rubric")
-    reference = (info.inputs or {}).get("ref")
-    if reference == "required" and not request.reference:
-        raise UserError(f"{key}.reference: {info.model} needs references. Set it to true")
 
 
-def check_direction(key: str, config: ComponentConfig, info: Info) -> None:
+def check_model(key: str, request: ServiceRequest, described: Any) -> None:
+    """Raise UserError if a service or a scorer runs another model than a request names.
+
+    described: an Info, or the description of a scorer. key: of the component's config.
+    """
+    target = request.scorer or (request.service or ("",))[0]
+    for name in ("model", "tokenizer"):
+        expected, actual = getattr(request, name), getattr(described, name)
+        if expected is not None and expected != actual:
+            raise UserError(
+                f"{key}.{name}: {target} runs {actual!r}, not {expected!r}. Correct one of them"
+            )
+    inputs = getattr(described, "inputs", None) or {}
+    if inputs.get("ref") == "required" and not request.reference:
+        raise UserError(f"{key}.reference: {described.model} needs references. Set it to true")
+
+
+def check_direction(key: str, config: ComponentConfig, described: Any) -> None:
     """Raise UserError if the reward would rise where the service's score gets worse."""
     factor = config.weight * config.scale
-    if config.field == "score":
-        is_higher_better = info.higher_is_better_in(config.task)
+    if config.field == "score" and isinstance(described, Info):
+        is_higher_better = described.higher_is_better_in(config.task)
+    elif config.field == "score":
+        is_higher_better = described.higher_is_better
     elif config.field == "pass":
         is_higher_better = True
     elif config.field in LIST_FIELDS and not config.severity_weights:
@@ -126,8 +150,9 @@ def check_direction(key: str, config: ComponentConfig, info: Info) -> None:
         return
     if factor and (factor > 0) != is_higher_better:
         direction = "higher" if is_higher_better else "lower"
+        target = config.scorer or described.service
         raise UserError(
-            f"{key}: {direction} values of `{config.field}` are better at {info.service}, but "
+            f"{key}: {direction} values of `{config.field}` are better at {target}, but "
             f"weight * scale is {factor:g}. Change the sign of `scale`"
         )
 
@@ -138,6 +163,49 @@ def checks(definition: RewardDefinition, names: list[str], info: Info) -> None:
         config = definition.components[name]
         check_request(f"components.{name}", config, info)
         check_direction(f"components.{name}", config, info)
+
+
+#: A text and its translation, to ask before a run whether a service can do what is asked of it.
+_PROBE = {
+    "src": "Good morning.",
+    "mt": "Guten Morgen.",
+    "ref": "Guten Morgen.",
+    "src_lang": "en",
+    "tgt_lang": "de",
+}
+
+
+def probe_body(key: str, request: ServiceRequest) -> dict[str, Any] | None:
+    """Return the body of a sample to ask before a run; None if it needs a field of the user's."""
+    return request_body(key, request, _PROBE)[0]
+
+
+def check_answer(
+    key: str, config: ComponentConfig, result: Result, marks: Sequence[str] = ()
+) -> None:
+    """Raise UserError if the answer of `probe_body` shows that a service cannot be used.
+
+    marks: error_spans or omissions, where these reward tokens. A metric that fails may be loading:
+    only a judge that refuses a task says that it has no such task.
+    """
+    target = config.scorer or ", ".join(config.service or ())
+    if isinstance(result, Failed):
+        if config.task is not None:
+            reason = f"{result.error.type}: {result.error.message}"
+            raise UserError(
+                f"{key}: {target} has no answer of the task {config.task!r} ({reason}). Correct "
+                "the task, or its variables"
+            )
+        return
+    for field in marks:
+        if getattr(result, field, None) is None:
+            raise UserError(
+                f"{key}: {target} marks no {field.replace('_', ' ')}. Name one that does (xcomet, "
+                "or a judge with task mqm), or take it out of token_rewards"
+            )
+    raw, reason = _value(config, result)
+    if raw is None and "severity_weights" not in reason:
+        raise UserError(f"{key}.field: {target}: {reason}. Choose another field")
 
 
 def service_component(config: ComponentConfig, result: Result) -> ComponentResult:
@@ -196,6 +264,19 @@ class _Entry:
     future: asyncio.Future[Result]
 
 
+class AnsweringService(Protocol):
+    """Answers the requests of one or several components, in one event loop."""
+
+    async def check(self, wait_s: float | None = None) -> Info | None:
+        """Return what it is, checked; None: it does not say."""
+
+    def submit(self, bodies: Sequence[Body]) -> list[asyncio.Future[Result]]:
+        """Return the future results of a call's samples."""
+
+    async def close(self) -> None:
+        """Cancel what is in flight, and close what is open."""
+
+
 class BatchedService:
     """One service, to which the samples of all callers go in common requests.
 
@@ -203,10 +284,11 @@ class BatchedService:
     /v1/info until it passes once.
 
     shared_s: seconds for a request of several samples with its retries. Then each sample without an
-    answer is requested alone, in the time that the client's deadline leaves.
+    answer is requested alone, in the time that the client's deadline leaves. None: the samples of a
+    call go in requests of their own, and so are scored with the same ones whenever they are sent.
 
-    A request that fails for some of its samples is split until these are alone, so that no caller
-    loses a reward to another caller's text. Use it in one event loop.
+    A common request that fails for some of its samples is split until these are alone, so that no
+    caller loses a reward to another caller's text. Use it in one event loop.
     """
 
     def __init__(
@@ -217,7 +299,7 @@ class BatchedService:
         *,
         batch_size: int,
         max_in_flight: int,
-        shared_s: float,
+        shared_s: float | None,
     ) -> None:
         self._shared_s = shared_s
         self._client, self._options, self._check = client, dict(options), check
@@ -248,18 +330,23 @@ class BatchedService:
             self._is_checked = True
         return info
 
-    def submit(self, body: Body) -> asyncio.Future[Result]:
-        """Return the future result of a sample. A failure is a result, too.
+    def submit(self, bodies: Sequence[Body]) -> list[asyncio.Future[Result]]:
+        """Return the future results of a call's samples. A failure is a result, too.
 
-        The future raises UserError, RequestError or ServiceUnreachable if the service does not fit
+        A future raises UserError, RequestError or ServiceUnreachable if the service does not fit
         the definition, refuses the key, or runs another model than before. Cancel it if nobody
         waits: a request for which nobody waits is cancelled, too.
         """
-        entry = _Entry(body, asyncio.get_running_loop().create_future())
-        self._pending.append(entry)
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._send_pending())
-        return entry.future
+        loop = asyncio.get_running_loop()
+        entries = [_Entry(body, loop.create_future()) for body in bodies]
+        if self._shared_s is None:
+            if entries:
+                self._start(entries)
+        else:
+            self._pending += entries
+            if self._sender is None or self._sender.done():
+                self._sender = asyncio.create_task(self._send_pending())
+        return [entry.future for entry in entries]
 
     async def _send_pending(self) -> None:
         await asyncio.sleep(_GATHER_S)
@@ -269,15 +356,18 @@ class BatchedService:
             if not batch:  # their callers gave up
                 self._slots.release()
                 continue
-            request = asyncio.create_task(self._answer(batch))
-            self._requests.add(request)
-            request.add_done_callback(self._finish)
-            for entry in batch:
-                entry.future.add_done_callback(partial(_cancel_unwanted, request, batch))
+            self._start(batch).add_done_callback(lambda _: self._slots.release())
+
+    def _start(self, batch: list[_Entry]) -> asyncio.Task[None]:
+        request = asyncio.create_task(self._answer(batch))
+        self._requests.add(request)
+        request.add_done_callback(self._finish)
+        for entry in batch:
+            entry.future.add_done_callback(partial(_cancel_unwanted, request, batch))
+        return request
 
     def _finish(self, request: asyncio.Task[None]) -> None:
         self._requests.discard(request)
-        self._slots.release()
         if not request.cancelled() and (error := request.exception()) is not None:
             log.error("a request for rewards failed", exc_info=error)
 
@@ -293,13 +383,18 @@ class BatchedService:
         """Set the result of each entry, or the error that concerns all."""
         try:
             await self.check()
-            await self._score(batch, [_MAX_SPLITS], Deadline(self._client.deadline_s))
+            if self._shared_s is None:
+                await self._score_call(batch)
+            else:
+                await self._score(batch, [_MAX_SPLITS], Deadline(self._client.deadline_s))
         except asyncio.CancelledError:
             for entry in batch:
                 entry.future.cancel()
             raise
         except Exception as error:
-            is_outage = isinstance(error, RequestError | ServiceUnreachable) and is_retryable(error)
+            is_outage = is_retryable(error)
+            if self._shared_s is None:  # its caller goes on, and asks again
+                is_outage |= isinstance(error, ServiceUnreachable)
             for entry in batch:
                 if entry.future.done():
                     continue
@@ -307,6 +402,13 @@ class BatchedService:
                     entry.future.set_result(failed_request(error))
                 else:
                     entry.future.set_exception(error)
+
+    async def _score_call(self, batch: list[_Entry]) -> None:
+        bodies = [entry.body for entry in batch]
+        results = await self._client.score(bodies, self._options)
+        for entry, result in zip(batch, results, strict=True):
+            if not entry.future.done():
+                entry.future.set_result(result)
 
     async def _score(self, batch: list[_Entry], splits_left: list[int], deadline: Deadline) -> None:
         """Score entries, in halves where a request fails for a reason that a sample may cause.
@@ -317,7 +419,9 @@ class BatchedService:
         if not batch:
             return
         bodies = [entry.body for entry in batch]
-        limit_s = min(deadline.remaining_s(), self._shared_s if len(batch) > 1 else math.inf)
+        limit_s = deadline.remaining_s()
+        if len(batch) > 1 and self._shared_s is not None:
+            limit_s = min(limit_s, self._shared_s)
         try:
             results: Sequence[Result] = await self._client.score(
                 bodies, self._options, deadline_s=max(limit_s, _SHORTEST_S)
@@ -363,3 +467,111 @@ def failed_request(error: Exception) -> Failed:
     is_transient = is_retryable(error) or isinstance(error, ServiceUnreachable)
     wire_error = failed.error.model_copy(update={"retryable": is_transient})
     return failed.model_copy(update={"error": wire_error})
+
+
+#: Largest number of scores that a class of this process has cached; the least recently used go.
+_MAX_CACHED = 16_384
+
+
+class InProcessService:
+    """A scorer of this process (`scorer: module:Class`), which answers one call after another.
+
+    It runs in a thread of its own, because a model may not support two callers. The thread is a
+    daemon, so that it does not delay a Ctrl-C. Its scores are cached unless `options` say
+    otherwise, and equal samples of a call are scored once.
+
+    key: of the component's config. check: as of BatchedService, with the scorer's `description`.
+    Raises UserError if the class cannot be loaded, is no scorer or refuses its arguments, or if it
+    does not fit.
+    """
+
+    def __init__(
+        self, key: str, request: ServiceRequest, check: Callable[[Any], None], *, batch_size: int
+    ) -> None:
+        options = {"batch_size": batch_size, **request.options}
+        self._options = check_config(ScoringConfig, options, f"{key}.options")
+        try:
+            self._scorer: Scorer = resolve_scorer(request.scorer or "", **request.arguments)
+        except UserError as error:
+            raise UserError(f"{key}.scorer: {error}") from None
+        #: Its description of itself, if it has one.
+        self.description = getattr(self._scorer, "description", None)
+        if self.description is not None:
+            check(self.description)
+        elif request.model is not None or request.tokenizer is not None:
+            name = "tokenizer" if request.model is None else "model"
+            raise UserError(f"{key}.{name}: {request.scorer} does not describe itself. Remove it")
+        self._cache: OrderedDict[SampleForScoring, Scored] = OrderedDict()  # the thread's
+        self._work: SimpleQueue[Any] = SimpleQueue()
+        threading.Thread(target=self._run, name="scorer", daemon=True).start()
+
+    async def close(self) -> None:
+        """End the thread after everything that was submitted."""
+        self._work.put(None)
+
+    async def check(self, wait_s: float | None = None) -> Any:
+        """Return the scorer's description of itself; None: it has none."""
+        return self.description
+
+    def submit(self, bodies: Sequence[Body]) -> list[asyncio.Future[Result]]:
+        """Return the future results of a call's samples. They raise what the scorer raises."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Result]] = [loop.create_future() for _ in bodies]
+        if bodies:
+            self._work.put((loop, futures, [SampleForScoring(**body) for body in bodies]))
+        return futures
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            loop, futures, samples = work
+            if all(future.cancelled() for future in futures):
+                continue
+            results: Sequence[Result] = []
+            error: BaseException | None = None
+            try:
+                results = self._score(samples)
+            except BaseException as raised:
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_deliver, futures, results, error)
+
+    def _score(self, samples: Sequence[SampleForScoring]) -> list[Result]:
+        if not self._options.cache:
+            return self._score_batch(samples)
+        results: dict[SampleForScoring, Result] = {}
+        missing = []
+        for sample in dict.fromkeys(samples):
+            if sample in self._cache:
+                self._cache.move_to_end(sample)
+                results[sample] = self._cache[sample]
+            else:
+                missing.append(sample)
+        for sample, result in zip(missing, self._score_batch(missing), strict=True):
+            results[sample] = result
+            if isinstance(result, Scored):
+                self._cache[sample] = result.model_copy(update={"cached": True})
+        while len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
+        return [results[sample] for sample in samples]
+
+    def _score_batch(self, samples: Sequence[SampleForScoring]) -> list[Result]:
+        results = self._scorer.score_batch(samples, self._options).metadata if samples else []
+        if len(results) != len(samples):
+            raise ScorekitError(
+                f"the scorer returned {len(results)} results for {len(samples)} samples"
+            )
+        return list(results)
+
+
+def _deliver(
+    futures: Sequence[asyncio.Future[Result]],
+    results: Sequence[Result],
+    error: BaseException | None,
+) -> None:
+    for index, future in enumerate(futures):
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(results[index])
+        else:
+            future.set_exception(error)

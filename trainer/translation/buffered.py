@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from scorekit.schemas import Failed, Scored
+from scorekit.schemas import Failed, JudgeScored, Scored
 from trainer.runs.batches.batch import is_stale
 from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.translation.config import TranslationConfig
-from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup, Scores
+from trainer.translation.rewards.reward_batch import Composed, RewardBatch, SampleGroup, Scores
 from trainer.translation.rollouts import TranslationRollout
 
-_RESULTS = TypeAdapter(dict[str, list[Scored | Failed]])
+_RESULTS = TypeAdapter(dict[str, list[Composed | Scored | JudgeScored | Failed]])
 
 
 class PendingGroup:
@@ -40,7 +40,7 @@ class PendingGroup:
     def submit(self, batch: RewardBatch) -> None:
         """Request the scores, unless they are stored."""
         if self._stored is None:
-            self._pending = batch.submit([rollout.scored_text for rollout in self.rollouts])
+            self._pending = batch.submit([rollout.reward_fields for rollout in self.rollouts])
 
     def scores(self) -> Scores:
         """Return the scores, after waiting for them. Raises what `SampleGroup.result` raises."""

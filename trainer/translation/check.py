@@ -176,7 +176,7 @@ def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
         if not rewarder.needed:
             return True, "has no weight in the reward"
         if name == "xcomet":
-            check_spans(rewarder.ask, cfg.reward)
+            check_spans(rewarder)
         better = (
             "higher" if SERVICES[name].higher_is_better else "lower"
         )  # the direction each reports

@@ -50,6 +50,13 @@ class TranslationRollout(Rollout):
         src_lang, _, tgt_lang = self.pair.partition(">")
         return self.src_text, self.completion_text, src_lang, tgt_lang
 
+    @property
+    def reward_fields(self) -> dict[str, Any]:
+        """Return what services and rules read of it, by their names; None where there is none."""
+        src, mt, src_lang, tgt_lang = self.scored_text
+        texts = {"src": src, "mt": mt, "src_lang": src_lang or None, "tgt_lang": tgt_lang or None}
+        return texts | {"ref": self.ref_text, "finish_reason": self.finish_reason}
+
 
 def stream_rollouts(
     sampler: Sampler,

@@ -33,8 +33,7 @@ from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset,
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
-from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, rollout_advantages
 from trainer.translation.rewards.screening import (
     check_guards,
     check_references,
@@ -101,7 +100,7 @@ def _scorable(
     world: DistributedContext,
 ) -> Sequence[Example]:
     """Return the training examples that the services can score; check services and references."""
-    world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
+    world.on_main(lambda: check_spans(rewarder))
     check_references(train, cfg.reward, "data.train")
     for name, held_out in sets.items():
         check_references(held_out, cfg.reward, set_key(name))

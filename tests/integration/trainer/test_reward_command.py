@@ -105,6 +105,31 @@ def test_a_definition_is_printed_with_the_parts_beside_it(tmp_path: Path) -> Non
     assert weights == {"guard_copy": -1.0, "copy": -4.0}
 
 
+class Scorer:
+    """A scorer of this process that takes the name of its model."""
+
+    def __init__(self, metricx_model_name: str, factor: float = 1.0) -> None:
+        self.model, self.factor = metricx_model_name, factor
+
+    def score_batch(self, samples: Any, cfg: Any = None) -> Any:
+        """Do nothing."""
+
+
+def test_a_class_of_this_process_is_printed_with_its_arguments(tmp_path: Path) -> None:
+    reward = {
+        "metricx_urls": f"{__name__}:Scorer",
+        "metricx_scorer_args": {"factor": 2.0},
+        "metricx_model_name": "google/metricx",
+        "w_xcomet_span": 0.0,
+    }
+    part = yaml.safe_load(printed(tmp_path, {"reward": reward}))["components"]["metricx"]
+    assert part["scorer"] == f"{__name__}:Scorer" and "model" not in part
+    assert part["arguments"] == {"metricx_model_name": "google/metricx", "factor": 2.0}
+    keys = {"metricx_urls": "http://a", "metricx_tokenizer_name": "t", "w_xcomet_span": 0.0}
+    out = printed(tmp_path, {"reward": keys})
+    assert yaml.safe_load(out)["components"]["metricx"]["tokenizer"] == "t"
+
+
 def test_an_old_name_in_terms_is_told_to_go_to_the_definition(tmp_path: Path) -> None:
     out = printed(tmp_path, {"reward": {"terms": {"brevity": 0.1}}}, expected_code=2)
     assert out.startswith("error: reward.terms: 'brevity' is no component of reward.definition.")
@@ -115,7 +140,7 @@ def test_an_old_name_in_terms_is_told_to_go_to_the_definition(tmp_path: Path) ->
     ("reward", "problem"),
     [
         ({}, "reward.metricx_urls: not set, nor METRICX_URL in the environment"),
-        ({"metricx_urls": "a.b:C"}, "reward.metricx_urls: a.b:C: a definition has services"),
+        ({"metricx_urls": "a.b:C"}, "reward.metricx_urls, reward.metricx_scorer_args: scorer 'a."),
         ({"metricx_urls": "http://a"}, "reward.xcomet_urls: not set, nor XCOMET_URL in the env"),
         ({"w_judge": 1.0, "w_metricx": 0, "w_xcomet_span": 0}, "reward.urls.judge: not set, nor"),
     ],

@@ -237,7 +237,8 @@ def test_the_stand_in_answers_as_a_judge_does():
     with running_service(OmissionTeller({"Open it": "열기"})) as url:
         cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, w_omission=1, urls={"judge": url})
         with closing(RewardClient(cfg)) as rewarder:
-            scored = rewarder.score([("Open it", "열기"), ("Open it", ""), ("Unknown", "")])
+            pairs = [("Open it", "열기"), ("Open it", ""), ("Unknown", "")]
+            scored = rewarder.score([(*pair, "en", "ko") for pair in pairs])
     assert [len(result.omissions) for result in scored.results["mqm"]] == [0, 1, 0]
     assert [result.score for result in scored.results["mqm"]] == [0, 25, 0]
 

@@ -24,9 +24,8 @@ from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.update import update_policy
 from trainer.translation.offsets import compute_token_char_offsets
 from trainer.translation.rewards import metricx_reward
-from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.credit import spans_to_token_rewards
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, rollout_advantages
 
 TEXT = "파일을 열고 저장하십시오. 🙂"
 

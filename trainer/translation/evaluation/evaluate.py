@@ -105,8 +105,7 @@ def evaluate_on_dataset(
             sampler=sampler,
             with_logprobs=False,
         )
-    texts = [rollout.scored_text for rollout in rollouts]
-    scores = rewarder.score(texts, rewarder.available)
+    scores = rewarder.score(rollouts, rewarder.available)
     reward_cfg = _without_spans(scores, reward_cfg)
     rewards = compute_rewards(rollouts, scores, reward_cfg)
     held_out = _held_out(metrics, own_examples, rollouts)

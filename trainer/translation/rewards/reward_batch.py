@@ -1,22 +1,18 @@
-"""A batch of samples that the reward services score: services that failed for it, refused sources.
-
-The policy did not write a source that is refused with any translation, so it has no penalty.
-"""
+"""A batch of samples that the reward services score, and the services that failed for it."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ScorekitError, ServiceUnreachable
 from scorekit.rewards.results import log_words
-from scorekit.schemas import Failed, Scored, WireError
-from scorekit.scorers import RewardOutput, SampleForScoring
+from scorekit.schemas import Failed, JudgeScored, Result, Scored, WireError
 
 log = logging.getLogger(__name__)
 #: As in its `/v1/info` and its config keys; for a judge, the task (`host`).
@@ -27,6 +23,9 @@ MQM, VERDICT = "mqm", "judge"
 COMPOSITE = "definition"
 #: Source and translation, and, if known, their languages.
 Text = tuple[str, str] | tuple[str, str, str, str]
+#: A sample by its fields: those of a Text, and what the rules of a definition read (`ref`,
+#: `finish_reason`).
+Fields = Mapping[str, Any]
 #: Error type of a source that is refused with any translation.
 BAD_SOURCE = "bad_source"
 #: Error type of a sample that a gate of the composite reward refuses.
@@ -49,32 +48,42 @@ class RewardFailure(ScorekitError):
     """A service gave no score, and `reward.on_failure` is `fail`."""
 
 
+class Composed(Scored):
+    """A composite reward as the score of a translation.
+
+    stats: raw values of its components, and 1 or 0 for each closed gate.
+    """
+
+    stats: dict[str, float]
+
+
 @dataclass(slots=True)
 class Scores:
     """Raw answers: results of each service that was asked, in the order of the samples."""
 
-    results: dict[ServiceName, list[Scored | Failed]] = field(default_factory=dict)
+    results: dict[ServiceName, list[Result]] = field(default_factory=dict)
 
 
 class RewardServices(Protocol):
     """The services that a batch uses.
 
     needed: those with a weight.
-    settle: replaces text errors in the results of a service by source errors, and raises what
-    `SampleGroup.result` raises.
+    ask: sends the samples of a group to a service. groups: of each, for rules of groups.
+    settle: logs what is wrong with the results of a service, and raises what `SampleGroup.result`
+    raises.
     """
 
     @property
     def needed(self) -> tuple[ServiceName, ...]: ...
 
     def ask(
-        self, name: ServiceName, samples: Sequence[SampleForScoring]
-    ) -> Future[RewardOutput]: ...
+        self, name: ServiceName, samples: Sequence[Fields], groups: Sequence[Hashable]
+    ) -> Future[list[Result]]: ...
 
     def deadline_s(self, name: ServiceName) -> float: ...
 
     def settle(
-        self, name: ServiceName, samples: list[SampleForScoring], results: list[Scored | Failed]
+        self, name: ServiceName, samples: Sequence[Fields], results: Sequence[Result]
     ) -> None: ...
 
 
@@ -106,17 +115,24 @@ class RewardBatch:
         self._silent_s = dict.fromkeys(service_names, 0.0)  # from then to the last failure
         self._skipped_services: dict[ServiceName, str] = {}
 
-    def submit(self, texts: Sequence[Text]) -> SampleGroup:
-        """Request the scores of texts. Requests never have a reference."""
-        samples = [_sample(*text) for text in texts]
-        group = SampleGroup(self, samples, time.monotonic())
+    def submit(
+        self, samples: Sequence[Text | Fields], groups: Sequence[Hashable] | None = None
+    ) -> SampleGroup:
+        """Request the scores of samples. Services never get a reference.
+
+        groups: of each sample, for rules of groups; None: all are of one."""
+        fields = [
+            sample if isinstance(sample, Mapping) else fields_of(*sample) for sample in samples
+        ]
+        group = SampleGroup(self, fields, time.monotonic())
         for name in self.service_names:
             if name not in self._skipped_services:
-                future = group.futures[name] = self.services.ask(name, samples)
+                future = self.services.ask(name, fields, groups or [0] * len(fields))
+                group.futures[name] = future
                 future.add_done_callback(partial(self._note, name))
         return group
 
-    def results(self, name: ServiceName, group: SampleGroup) -> list[Scored | Failed]:
+    def results(self, name: ServiceName, group: SampleGroup) -> list[Result]:
         """Return the results of one service for a group; all failed if it is skipped or fails."""
         future, count = group.futures.get(name), len(group.samples)
         if future is None or (name in self._skipped_services and not future.done()):
@@ -124,23 +140,22 @@ class RewardBatch:
                 future.cancel()
             return _all_failed(count, f"skipped for this batch: {self._skipped_services[name]}")
         try:
-            results = self._wait(name, future).metadata
-            if len(results) != count:
-                raise ScorekitError(f"{name}: {len(results)} results, {count} samples")
+            results = self._wait(name, future)
         except Exception as error:
             if name in self.services.needed and _is_final(error):
                 raise
-            if self._answered[name] <= group.submitted or self._is_silent(name):
-                self.give_up(name, str(error) or type(error).__name__)
-            else:
-                log.warning("%s: no scores for %d samples: %s", name, count, log_words(error))
-            return _all_failed(count, str(error))
-        if not any(map(_is_answer, results)) and self._is_silent(name):
-            self.give_up(name, f"no answer in {self._silent_s[name]:.0f} s")
+            results = _all_failed(count, str(error) or type(error).__name__)
+        if not results or any(map(_is_answer, results)):
+            return results
+        reason = next((r.error.message for r in results if isinstance(r, Failed)), "")
+        if self._answered[name] <= group.submitted or self._is_silent(name):
+            self.give_up(name, reason)
+        else:
+            log.warning("%s: no scores for %d samples: %s", name, count, log_words(reason))
         return results
 
-    def _wait(self, name: ServiceName, future: Future[RewardOutput]) -> RewardOutput:
-        """Return the result, and log warnings while waiting."""
+    def _wait(self, name: ServiceName, future: Future[list[Result]]) -> list[Result]:
+        """Return the results, and log warnings while waiting."""
         started, next_warning_s = time.monotonic(), _FIRST_WARNING_S
         while not wait([future], timeout=_TICK_S).done:
             waited = time.monotonic() - started
@@ -167,12 +182,12 @@ class RewardBatch:
     def _is_silent(self, name: ServiceName) -> bool:
         return self._silent_s[name] >= self.services.deadline_s(name)
 
-    def _note(self, name: ServiceName, future: Future[RewardOutput]) -> None:
+    def _note(self, name: ServiceName, future: Future[list[Result]]) -> None:
         """Record the time of an answer; runs in the client's thread."""
         if future.cancelled():
             return
         now = time.monotonic()
-        if future.exception() is None and any(map(_is_answer, future.result().metadata)):
+        if future.exception() is None and any(map(_is_answer, future.result())):
             self._answered[name] = now
         self._silent_s[name] = now - self._answered[name]
 
@@ -185,9 +200,9 @@ class SampleGroup:
     """
 
     batch: RewardBatch
-    samples: list[SampleForScoring]
+    samples: Sequence[Fields]
     submitted: float
-    futures: dict[ServiceName, Future[RewardOutput]] = field(default_factory=dict)
+    futures: dict[ServiceName, Future[list[Result]]] = field(default_factory=dict)
 
     def result(self) -> Scores:
         """Wait for the answers.
@@ -201,13 +216,15 @@ class SampleGroup:
         return scores
 
 
-def _sample(src: str, mt: str, src_lang: str = "", tgt_lang: str = "") -> SampleForScoring:
-    return SampleForScoring(src, mt, src_lang=src_lang or None, tgt_lang=tgt_lang or None)
+def fields_of(src: str, mt: str, *languages: str) -> dict[str, Any]:
+    """Return the fields of a Text; those of languages only if they are given."""
+    named = dict(zip(("src_lang", "tgt_lang"), languages, strict=False))
+    return {"src": src, "mt": mt} | {key: language or None for key, language in named.items()}
 
 
-def is_truncated(result: Scored) -> bool:
+def is_truncated(result: Scored | JudgeScored) -> bool:
     """Return whether the model read less than the full source and translation."""
-    return result.truncated.src or result.truncated.mt
+    return isinstance(result, Scored) and (result.truncated.src or result.truncated.mt)
 
 
 def _is_final(error: Exception) -> bool:
@@ -217,12 +234,12 @@ def _is_final(error: Exception) -> bool:
     return not isinstance(error, ServiceUnreachable)
 
 
-def _is_answer(result: Scored | Failed) -> bool:
+def _is_answer(result: Result) -> bool:
     """Return whether the service processed the sample: a score, or a permanent failure."""
-    return isinstance(result, Scored) or not result.error.retryable
+    return not isinstance(result, Failed) or not result.error.retryable
 
 
-def _all_failed(count: int, message: str) -> list[Scored | Failed]:
+def _all_failed(count: int, message: str) -> list[Result]:
     return [failure("upstream", message, retryable=True) for _ in range(count)]
 
 
@@ -230,81 +247,3 @@ def failure(type: str, message: str, *, retryable: bool) -> Failed:
     """Return the result of a sample without a score."""
     error = WireError(type=type, message=message, retryable=retryable)
     return Failed(id=None, ok=False, error=error)
-
-
-#: A source that is refused with this translation is refused with any.
-_SHORTEST = "."
-
-Ask = Callable[[ServiceName, Sequence[SampleForScoring]], Future[RewardOutput]]
-
-
-class SourceCheck:
-    """Scores sources with the shortest translation, and caches the answers."""
-
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
-        self._cache: dict[tuple[ServiceName, SampleForScoring], Failed | None] = {}
-
-    def refusals(
-        self, name: ServiceName, sources: Sequence[SampleForScoring]
-    ) -> dict[SampleForScoring, Failed]:
-        """Return source (`only_source`) -> why it has no score with the shortest translation.
-
-        That is a failure of the type `bad_source`, or a failure of the service, which leaves it
-        open. Sources with a score are left out.
-        """
-        missing = [src for src in dict.fromkeys(sources) if (name, src) not in self._cache]
-        service_failures: dict[SampleForScoring, Failed] = {}
-        for src, result in zip(missing, self._results(name, missing), strict=True):
-            if not isinstance(result, Failed):
-                self._cache[name, src] = None
-            elif result.error.type in TEXT_ERROR_TYPES:
-                reason = f"{result.error.type}: {result.error.message}"
-                self._cache[name, src] = failure(BAD_SOURCE, reason, retryable=False)
-            else:
-                service_failures[src] = result
-        cached = {src: self._cache.get((name, src)) for src in sources}
-        return {
-            src: failed for src, failed in cached.items() if failed is not None
-        } | service_failures
-
-    def _results(
-        self, name: ServiceName, sources: Sequence[SampleForScoring]
-    ) -> Sequence[Scored | Failed]:
-        if not sources:
-            return []
-        try:
-            return self._ask(name, sources).result().metadata
-        except (ServiceUnreachable, RequestError) as error:
-            if isinstance(error, RequestError) and not error.retryable:
-                raise
-            return [failure("upstream", str(error), retryable=True)] * len(sources)
-
-    def attribute(
-        self, name: ServiceName, samples: Sequence[SampleForScoring], results: list[Scored | Failed]
-    ) -> None:
-        """Replace text failures by `refusals`; those that remain are caused by the translation."""
-        text_failures = [
-            index
-            for index, result in enumerate(results)
-            if isinstance(result, Failed) and result.error.type in TEXT_ERROR_TYPES
-        ]
-        source_of = {index: only_source(samples[index]) for index in text_failures}
-        sources = sorted(set(source_of.values()), key=lambda source: source.src)
-        new = [src for src in sources if (name, src) not in self._cache]
-        refused = self.refusals(name, sources)
-        bad = [src for src in new if src in refused and refused[src].error.type == BAD_SOURCE]
-        if bad:
-            log.warning(
-                "%s: no translation of %d sources can be scored (%s). They give no reward.",
-                name,
-                len(bad),
-                log_words(refused[bad[0]].error.message),
-            )
-        for index in text_failures:
-            results[index] = refused.get(source_of[index], results[index])
-
-
-def only_source(sample: SampleForScoring) -> SampleForScoring:
-    """Return the sample with the shortest translation instead of its own."""
-    return replace(sample, mt=_SHORTEST)

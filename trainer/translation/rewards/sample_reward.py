@@ -1,10 +1,12 @@
-"""The reward of one completion: from the services' answers, by the formula of scorekit.rewards."""
+"""The rewards of completions by the formula of scorekit.rewards, and the advantages of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+import torch
 
 from scorekit.errors import TEXT_ERROR_TYPES, UserError
 from scorekit.rewards import (
@@ -18,13 +20,17 @@ from scorekit.rewards.definition import ComponentConfig
 from scorekit.rewards.results import compose, missing_component
 from scorekit.rewards.rules import LocalRule
 from scorekit.rewards.services import service_component
-from scorekit.schemas import ErrorSpan, Failed, Scored
+from scorekit.schemas import ErrorSpan, Failed, JudgeScored, Result, Scored
+from trainer.rl.advantage import TokenAdvantages, pad_rows
+from trainer.rl.batch_advantages import batch_advantages
+from trainer.rl.config import RLConfig
+from trainer.rl.rollout import Rollout
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.short_form import formula_of, rules_of
 from trainer.translation.rollouts import TranslationRollout
 
-Results = dict[ServiceName, Scored | Failed]
+Results = dict[ServiceName, Result]
 
 
 @dataclass(slots=True)
@@ -54,7 +60,7 @@ class SampleReward:
     valid: list[bool]
     uncovered_tokens: int = 0
     services: tuple[ServiceName, ...] = ()
-    answers: dict[ServiceName, Scored] = field(default_factory=dict)
+    answers: dict[ServiceName, Scored | JudgeScored] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     text_error: str | None = None
     source_error: str | None = None
@@ -62,6 +68,12 @@ class SampleReward:
     unweighted_error: str | None = None
     is_transient: bool = False
     overlong: Literal["truncated", "windowed", "skipped", "penalised"] | None = None
+
+    def answer(self, service: ServiceName) -> Scored | None:
+        """Return what a service says of the translation; None if it was not asked or failed, or
+        gives a verdict."""
+        answer = self.answers.get(service)
+        return answer if isinstance(answer, Scored) else None
 
     def score(self, service: ServiceName) -> float | None:
         """Return a model's own score; None if it was not asked or failed."""
@@ -82,7 +94,8 @@ class SampleReward:
 
         None if none was asked or it failed.
         """
-        span_lists = (answer.error_spans for answer in self.answers.values())
+        answers = (answer for answer in self.answers.values() if isinstance(answer, Scored))
+        span_lists = (answer.error_spans for answer in answers)
         return next((spans for spans in span_lists if spans is not None), None)
 
     @property
@@ -103,7 +116,7 @@ def compute_rewards(
     w_chrf needs.
     """
     formula = formula_of(cfg)
-    samples = [_fields(rollout) for rollout in rollouts]
+    samples = [rollout.reward_fields for rollout in rollouts]
     rules = {
         name: LocalRule(f"reward.{name}", config).evaluate(samples, ())
         for name, config in rules_of(cfg).items()
@@ -114,12 +127,6 @@ def compute_rewards(
         local = {name: parts[index] for name, parts in rules.items()}
         rewards.append(_sample_reward(rollout, results, local, formula, cfg))
     return rewards
-
-
-def _fields(rollout: TranslationRollout) -> dict[str, Any]:
-    src, mt, src_lang, tgt_lang = rollout.scored_text
-    texts = {"src": src, "mt": mt, "src_lang": src_lang, "tgt_lang": tgt_lang}
-    return texts | {"ref": rollout.ref_text, "finish_reason": rollout.finish_reason}
 
 
 def _sample_reward(
@@ -158,7 +165,7 @@ def _sample_reward(
     return reward
 
 
-def _component(config: ComponentConfig, result: Scored | Failed | None) -> ComponentResult:
+def _component(config: ComponentConfig, result: Result | None) -> ComponentResult:
     if result is None:
         return missing_component(config, "skipped", "the service was not asked")
     return service_component(config, result)
@@ -188,11 +195,11 @@ def _note_results(
     """
     text_errors: dict[str, str] = {}  # type -> message
     for name, result in results.items():
-        if isinstance(result, Scored):
+        if not isinstance(result, Failed):
             reward.answers[name] = result
             if is_truncated(result):
                 reward.overlong = "truncated"
-            elif result.windows and reward.overlong is None:
+            elif isinstance(result, Scored) and result.windows and reward.overlong is None:
                 reward.overlong = "windowed"
         elif name not in needed:
             reward.unweighted_error = f"{name}: {result.error.type}: {result.error.message}"
@@ -207,3 +214,13 @@ def _note_results(
     if "overlong" in text_errors:
         skipped = cfg.overlong == "skip" and "invalid_input" not in text_errors
         reward.overlong = "skipped" if skipped else "penalised"
+
+
+def rollout_advantages(
+    rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
+) -> TokenAdvantages:
+    """Return advantages of samples that all have a reward, with the options of `rl`."""
+    rewards_B = torch.tensor([reward.r_seq for reward in rewards], dtype=torch.float64)
+    token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
+    mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
+    return batch_advantages(rollouts, rewards_B, token_rewards_BT, mask_BT, rl)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.errors import UserError
 from scorekit.rewards import RewardDefinition
-from scorekit.rewards.engine import check_languages
+from scorekit.rewards.engine import check_languages, required_fields
 from scorekit.rewards.results import log_words
 from scorekit.rewards.rules import load_gate
 from scorekit.rewards.violations import OTHER_LANGUAGES
 from scorekit.schemas import Scored
-from scorekit.scorers import SampleForScoring
 from scorekit.text.checks import language_probability
 from scorekit.text.writing_scripts import scripts_of
 from trainer.rl.distributed import DistributedContext
@@ -20,8 +19,9 @@ from trainer.runs.config import set_key
 from trainer.translation.config_data import DataConfig
 from trainer.translation.data import Example
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
-from trainer.translation.rewards.reward_batch import BAD_SOURCE, Ask, ServiceName, only_source
+from trainer.translation.rewards.reward_batch import ServiceName, fields_of
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.short_form import nested_definition
 
 log = logging.getLogger(__name__)
 #: Bytes that every service reads if overlong texts are truncated: no service has a lower limit of
@@ -31,7 +31,7 @@ _SURE_BYTES = 10_000
 _BATCH = 16
 #: Rows that a message names.
 _MAX_NAMED = 3
-_PROBE = SampleForScoring("Good morning.", "Guten Morgen.")
+_PROBE = fields_of("Good morning.", "Guten Morgen.")
 
 
 def bad_sources(
@@ -50,16 +50,9 @@ def bad_sources(
     languages = languages or {}
 
     def refused(name: ServiceName, batch: Sequence[str]) -> dict[str, str]:
-        samples = []
-        for src in batch:
-            src_lang, tgt_lang = languages.get(src, (None, None))
-            sample = SampleForScoring(src, "", src_lang=src_lang, tgt_lang=tgt_lang)
-            samples.append(only_source(sample))
-        return {
-            sample.src: f"{name}: {failed.error.message}"
-            for sample, failed in rewarder.sources.refusals(name, samples).items()
-            if failed.error.type == BAD_SOURCE
-        }
+        samples = [fields_of(src, "", *languages.get(src, ())) for src in batch]
+        reasons = zip(batch, rewarder.refused_sources(name, samples), strict=True)
+        return {src: reason for src, reason in reasons if reason is not None}
 
     with_nul = [src for src in distinct if "\0" in src]
     by_length = sorted((src for src in distinct if "\0" not in src), key=_size, reverse=True)
@@ -166,30 +159,38 @@ def _unknown(guard: str, language: str, owner: str) -> str:
 
 
 def check_references(examples: Sequence[Example], cfg: RewardConfig, key: str) -> None:
-    """Raise UserError if chrF is rewarded and a row has no reference.
+    """Raise UserError if chrF to the reference is rewarded and a row has none.
 
     key: config key of the rows.
     """
-    rows = [row.location or row.id for row in examples if not row.ref_text] if cfg.w_chrf else []
+    key_of_rule = _reads_references(cfg)
+    rows = [row.location or row.id for row in examples if key_of_rule and not row.ref_text]
     if rows:
         row_names = ", ".join([*rows[:_MAX_NAMED], *(["..."] if len(rows) > _MAX_NAMED else [])])
         raise UserError(
             f"{key}: {len(rows)} of {len(examples)} rows have no ref_text ({row_names}), which "
-            "reward.w_chrf requires. Remove those rows, or set it to 0"
+            f"{key_of_rule} requires. Remove those rows, or set its weight to 0"
         )
 
 
-def check_spans(ask: Ask, cfg: RewardConfig) -> None:
+def _reads_references(cfg: RewardConfig) -> str | None:
+    """Return the key of a rule with a weight that reads references; None without one."""
+    if cfg.w_chrf:
+        return "reward.w_chrf"
+    nested = nested_definition(cfg)
+    field = None if nested is None else required_fields(nested).get("ref")
+    return field and f"reward.definition.{field}"
+
+
+def check_spans(rewarder: RewardClient) -> None:
     """Raise UserError if spans are rewarded and the model marks none: only an answer shows it.
 
     If no answer is available now, the check is skipped: the run will wait for the service.
     """
+    cfg = rewarder.cfg
     if not cfg.weight_of_spans(cfg.w_xcomet_span):
         return
-    try:
-        (result,) = ask("xcomet", [_PROBE]).result().metadata
-    except ServiceUnreachable:
-        return
+    (result,) = rewarder.ask("xcomet", [_PROBE], [0]).result()
     if isinstance(result, Scored) and result.error_spans is None:
         raise UserError(
             f"{cfg.urls_key('xcomet')}: the model there marks no error spans. Set "

@@ -6,15 +6,18 @@ same with their URLs, which every trainer can use.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from scorekit.client.remote import scorer_class
 from scorekit.config import split_commas
 from scorekit.errors import UserError
 from scorekit.rewards import RewardDefinition, load_definition
 from scorekit.rewards.definition import ComponentConfig
+from scorekit.rewards.services import fields_of_request
 from scorekit.rewards.violations import VIOLATIONS
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
 from trainer.translation.rewards.reward_batch import COMPOSITE, MQM, VERDICT, ServiceName, host
@@ -39,6 +42,10 @@ SERVICES: dict[ServiceName, ServiceKind] = {
     VERDICT: ServiceKind(higher_is_better=True, optional=True),
     COMPOSITE: ServiceKind(higher_is_better=True, optional=True),
 }
+
+
+#: Names that a config may require of the model of a service.
+NAMES = ("model_name", "tokenizer_name")
 
 
 def formula_of(cfg: RewardConfig) -> RewardDefinition | None:
@@ -75,7 +82,7 @@ def definition_of(cfg: RewardConfig) -> RewardDefinition | None:
     if formula is None:
         return None
     components = _rules(cfg) | {
-        name: part | {"service": _urls(cfg, name)}
+        name: part | _source(cfg, name)
         for name, part in _services(cfg).items()
         if name in formula.required
     }
@@ -110,8 +117,9 @@ def missing_parts(cfg: RewardConfig) -> Iterator[str]:
 def nested_definition(cfg: RewardConfig) -> RewardDefinition | None:
     """Return reward.definition with the weights of reward.terms; None without one or its weight.
 
-    Raises UserError for a name in reward.terms that is no component of it, and for gates that lower
-    its reward beside other parts, which they would not lower here, and would in any other trainer.
+    Raises UserError for a name in reward.terms that is no component of it, for what a run does not
+    give a definition, and for gates that lower its reward beside other parts, which they would not
+    lower here, and would in any other trainer.
     """
     definition = cfg.definition
     for name in cfg.terms:
@@ -129,6 +137,7 @@ def nested_definition(cfg: RewardConfig) -> RewardDefinition | None:
         }
         changed = definition.model_copy(update={"components": components})
         definition = load_definition(changed.model_dump(exclude_defaults=True))
+    _check_inputs(definition)
     for name, gate in definition.gates.items():
         is_lowering = gate.factor is not None or gate.reward is not None
         if is_lowering and _has_other_weights(cfg):
@@ -221,17 +230,76 @@ def _is_exact(cfg: RewardConfig) -> bool:
     )
 
 
-def _urls(cfg: RewardConfig, name: ServiceName) -> list[str]:
+def _check_inputs(definition: RewardDefinition) -> None:
+    """Raise UserError if reward.definition needs what a run does not give it."""
+    if definition.token_rewards is not None:
+        raise UserError(
+            "reward.definition.token_rewards: tokens are rewarded by the keys of a run's reward in "
+            "this trainer. Use reward.w_xcomet_span or reward.w_mqm_span"
+        )
+    for name, part in definition.components.items():
+        if part.rule is None and "ref" in fields_of_request(part.request).values():
+            key = "variables" if part.variables else "reference"
+            raise UserError(
+                f"reward.definition.components.{name}.{key}: services get no reference in this "
+                "trainer. Remove it, or use the rule `chrf`"
+            )
+
+
+def request_of(cfg: RewardConfig, name: ServiceName) -> dict[str, Any]:
+    """Return what a component of this service asks for, without its options and its weight.
+
+    As if it had a weight: the direction of its scale is that of a reward."""
+    keys = ("offset", "scale", "task", "variables")
+    part = {key: value for key, value in _services(cfg)[name].items() if key in keys}
+    return part if SERVICES[name].higher_is_better else part | {"scale": -1.0}
+
+
+def expected_name(cfg: RewardConfig, name: ServiceName, key: str) -> str | None:
+    """Return the name in NAMES that the config requires of a service; None: any."""
+    return getattr(cfg, f"{host(name)}_{key}", None)
+
+
+def scorer_of(
+    cfg: RewardConfig, name: ServiceName, target: str, offered: Mapping[str, Any]
+) -> tuple[dict[str, Any], set[str]]:
+    """Return the keys of a component that a `module:Class` scores, and the NAMES that it does not
+    take as an argument, so that they have to be those of its description.
+
+    offered: arguments that it gets if it has a parameter of that name and the user gives none.
+    Raises UserError if the class cannot be loaded.
+    """
+    module, colon, class_name = target.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), class_name]):
+        raise UserError(
+            f"{cfg.urls_key(host(name))}: {target!r}: expected a URL with http:// or https://, or "
+            "a scorer in this process as module:Class"
+        )
+    arguments: dict[str, Any] = getattr(cfg, f"{name}_scorer_args", {})
+    names = {f"{name}_{key}": expected_name(cfg, name, key) for key in NAMES}
+    try:
+        parameters = inspect.signature(scorer_class(target)).parameters
+    except UserError as error:
+        raise UserError(f"{cfg.urls_key(name)}, reward.{name}_scorer_args: {error}") from None
+    accepted = {
+        key: value
+        for key, value in {**names, **offered}.items()
+        if key in parameters and key not in arguments and value is not None
+    }
+    missing = {key for key in NAMES if names[f"{name}_{key}"] and f"{name}_{key}" not in accepted}
+    return {"scorer": target, "arguments": accepted | arguments}, missing
+
+
+def _source(cfg: RewardConfig, name: ServiceName) -> dict[str, Any]:
+    """Return the keys that say what scores a component: the URLs of a service, or a class."""
     urls, key = configured_urls(cfg, name), cfg.urls_key(host(name))
     if not urls:
         raise UserError(f"{key}: not set, nor {host(name).upper()}_URL in the environment")
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise UserError(
-                f"{key}: {url}: a definition has services, no class of this process. Set the URL "
-                "of a service"
-            )
-    return urls
+    if all(url.startswith(("http://", "https://")) for url in urls):
+        return {"service": urls}
+    source, missing = scorer_of(cfg, name, urls[0], {})
+    not_said = {"model": None, "tokenizer": None}
+    return source | {k: v for k, v in not_said.items() if f"{k}_name" not in missing}
 
 
 def _rules(cfg: RewardConfig) -> dict[str, dict[str, Any]]:
@@ -248,7 +316,13 @@ def _rules(cfg: RewardConfig) -> dict[str, dict[str, Any]]:
 
 
 def _services(cfg: RewardConfig) -> dict[ServiceName, dict[str, Any]]:
-    """Return the components of services, without their URLs."""
+    """Return the components of services, without their URLs. Raises UserError for a rubric that is
+    none."""
+    if cfg.w_judge and cfg.judge_rubric == MQM:
+        raise UserError(
+            "reward.judge_rubric: a judge gives no verdict for 'mqm'. Name another rubric, or use "
+            "reward.w_mqm_span"
+        )
     options: dict[str, Any] = {
         "overlong": "error" if cfg.overlong in ("skip", "penalty") else cfg.overlong
     }
@@ -257,6 +331,7 @@ def _services(cfg: RewardConfig) -> dict[ServiceName, dict[str, Any]]:
     return {
         "metricx": {
             "model": cfg.metricx_model_name,
+            "tokenizer": cfg.metricx_tokenizer_name,
             "offset": cfg.metricx_offset,
             "scale": -1.0,
             "weight": cfg.w_metricx,

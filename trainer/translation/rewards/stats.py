@@ -9,13 +9,12 @@ from typing import Any, Literal, get_args
 
 from scorekit.credit.spans import severity_weight
 from scorekit.rewards.violations import VIOLATIONS
-from scorekit.schemas import ErrorSpan, Scored, Severity
+from scorekit.schemas import ErrorSpan, JudgeScored, Scored, Severity
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
 from trainer.translation.rewards import metricx_reward
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.reward_batch import COMPOSITE, MQM, VERDICT, ServiceName
+from trainer.translation.rewards.reward_batch import COMPOSITE, MQM, VERDICT, Composed, ServiceName
 from trainer.translation.rewards.sample_reward import SampleReward
-from trainer.translation.rewards.scorers import Composed, Judged
 from trainer.translation.rewards.short_form import SERVICES, needed_services
 
 #: Severities with a separate stat; all others are counted together, as UNKNOWN.
@@ -158,7 +157,7 @@ _XCOMET = RewardPart(
 
 def _judge_fields(reward: SampleReward) -> dict[str, Any]:
     answer = reward.answers.get(VERDICT)
-    verdict = answer.verdict.model_dump() if isinstance(answer, Judged) else None
+    verdict = answer.verdict.model_dump() if isinstance(answer, JudgeScored) else None
     return {"judge_score": reward.score(VERDICT), "judge_verdict": verdict}
 
 
@@ -329,7 +328,7 @@ def _count_stat(key: str, title: str, column: str = "", *, in_console: bool = Fa
 
 
 def _answers(rewards: Iterable[SampleReward]) -> list[Scored]:
-    return [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
+    return [answer for reward in rewards if (answer := reward.answer(MQM)) is not None]
 
 
 def _plain(reward: SampleReward, field: str) -> list[dict[str, Any]] | None:

@@ -182,6 +182,7 @@ def test_a_judge_gives_verdicts_and_errors(judge):
             {"model": "other"},
             "components.a.model: http.* runs 'fake-xcomet', not 'other'",
         ),
+        ("xcomet", {"tokenizer": "other"}, "components.a.tokenizer: http.* runs .*, not 'other'"),
         (
             "xcomet",
             {"options": {"overlng": "windows"}},
@@ -209,6 +210,62 @@ def test_a_service_that_does_not_fit_is_one_line(service, component, line, reque
         ):
             reward.check() if method == "check" else reward.score(texts(KOREAN))
         assert "\n" not in str(caught.value)
+
+
+TOKENS = {"spans": {"a": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("service", "component", "further", "line"),
+    [
+        (
+            "judge",
+            {"task": "typo", "variables": {"text": "mt"}},
+            {},
+            "no answer of the task 'typo'",
+        ),
+        ("judge", {"task": "fluency", "variables": {"words": "mt"}}, {}, "'fluency' .*variables"),
+        ("metricx", {"scale": -1}, {"token_rewards": TOKENS}, "marks no error spans. Name one"),
+        ("metricx", {"field": "omissions", "scale": -1}, {}, "^components.a.field: .*no omissions"),
+    ],
+)
+def test_a_probe_shows_before_a_run_what_only_an_answer_shows(
+    service, component, further, line, request
+):
+    url = request.getfixturevalue(service).url
+    definition = {"components": {"a": {"service": url} | component}, **further}
+    with SyncCompositeReward(definition) as reward:
+        assert reward.check().keys() == {"a"}
+        with pytest.raises(UserError, match=line) as caught:
+            reward.check(probe=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_probe_of_what_works_is_one_sample_for_each_service(judge, xcomet):
+    mqm = {"service": judge.url, "task": "mqm", "scale": -1}
+    variables = {"text": "mt", "language": "own"}
+    rubric = {"service": judge.url, "task": "fluency", "variables": variables}
+    components = {"mqm": mqm, "xcomet": {"service": xcomet.url}, "own": rubric}
+    tokens = {"spans": {"xcomet": 1.0, "mqm": 1.0}, "omissions": {"mqm": 1.0}}
+    with SyncCompositeReward({"components": components, "token_rewards": tokens}) as reward:
+        assert reward.check(probe=True).keys() == components.keys()
+    assert [sample.mt for sample in xcomet.samples] == ["Guten Morgen."]
+    assert [request["task"] for request in judge.asked] == ["mqm"]  # `own` reads a field of theirs
+
+
+def test_refused_sources_are_asked_for_once(metricx):
+    definition = {"components": {"a": {"service": metricx.url, "scale": -1}}}
+    samples = [
+        {"src": "x\0", "mt": "집"},
+        {"src": SRC, "mt": "a long text"},
+        {"src": SRC, "mt": "\0"},
+    ]
+    with SyncCompositeReward(definition) as reward:
+        for _ in range(2):
+            reasons = reward.refused_sources(samples)
+            assert str(reasons[0]).startswith("a: invalid_input: src: NUL")
+            assert reasons[1:] == [None, None]
+    assert [(sample.src, sample.mt) for sample in metricx.samples] == [(SRC, ".")]
 
 
 def test_a_metric_that_requires_references_is_refused_without():
@@ -291,7 +348,7 @@ def test_groups_and_seconds_that_are_wrong_are_one_line():
     definition = {"components": {"same": {"rule": "duplicates"}}}
     with pytest.raises(UserError, match=r"^groups.0: a list. Give a number"):
         score(definition, texts("a"), groups=[[1]])
-    for seconds in (0, -1, float("nan"), float("inf")):
+    for seconds in (0, -1, float("nan")):
         with pytest.raises(UserError, match=r"^deadline_s: .*Give a number above 0"):
             score(definition, texts("a"), groups=[1], deadline_s=seconds)
     for source in ([], 5, None):

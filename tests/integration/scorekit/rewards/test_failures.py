@@ -61,6 +61,37 @@ def test_a_service_that_fails_for_a_moment_costs_no_reward(flaky, failure):
     assert not failures
 
 
+def test_calls_that_share_no_requests_are_sent_and_fail_by_themselves():
+    """Check the sizes of requests, and that an outage is a result and a refusal for good raises."""
+    refusal = json.dumps({"error": {"type": "invalid_request", "message": "no"}}).encode()
+
+    def answer(mts):
+        other = (200, b'{"status": "ok"}')  # of another program
+        return {"down": (503, b"{}"), "other": other, "refuse": (400, refusal)}.get(mts[0])
+
+    async def run(url):
+        config = definition(url, 0.5, batch_size=3)
+        async with CompositeReward(config, shares_requests=False) as reward:
+            await reward.check()
+            calls = [[f"{n}a", f"{n}b"] for n in range(6)]
+            calls += [["down", "fine"], ["other", "fine"], list("abcd")]
+            results = await asyncio.gather(
+                *(reward.score(texts(*mts), deadline_s=math.inf) for mts in calls)
+            )
+            with pytest.raises(RequestError, match="no"):
+                await reward.score(texts("refuse", "fine"))
+            return calls, results
+
+    with service_behind(lambda app: Wrapped(app, answer)) as (server, url):
+        calls, results = asyncio.run(run(url))
+    assert sorted(server.request_sizes)[:1] == [1] and set(server.request_sizes) == {1, 2, 3}
+    assert server.request_sizes.count(2) >= 6 + 1 + 1 and server.request_sizes.count(3) == 1
+    for mts, group in zip(calls, results, strict=True):
+        expected = [None, None] if mts[-1] == "fine" else [fake(mt) for mt in mts]
+        assert [result.reward for result in group] == expected
+    assert all(result.is_transient for group in results[6:8] for result in group)
+
+
 def test_nobody_answers():
     with SyncCompositeReward(definition(f"http://127.0.0.1:{free_port()}", 1.0)) as reward:
         (result,) = reward.score(texts("a"))

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import pytest
 import yaml
+from sacrebleu import sentence_chrf
 
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
@@ -16,12 +17,12 @@ from scorekit.server.settings import ServiceSettings
 from testing.flaky_server import FAULTS, FlakyServer
 from testing.servers import running_app, wait_ready
 from tests.kits.trainer.rewards import reward_services
-from tests.kits.trainer.runs import rollout
+from tests.kits.trainer.runs import example, rollout
 from tests.kits.trainer.toy_runs import read, toy_config, train_here
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import compute_rewards
-from trainer.translation.rewards.screening import check_target_languages
+from trainer.translation.rewards.screening import check_references, check_target_languages
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rewards.short_form import definition_of
 
@@ -138,18 +139,92 @@ def test_spans_and_a_composite_reward_add_up(services):
 
 
 @pytest.mark.parametrize(
-    ("component", "line"),
+    ("keys", "line"),
     [
-        ({"rule": "duplicates"}, "rules of groups do not exist in this trainer"),
-        ({"rule": "chrf"}, "use reward.w_chrf in place of `chrf`"),
-        ({"rule": "truncated"}, "use reward.no_eos_penalty in place of `truncated`"),
-        ({"service": "http://127.0.0.1:9", "reference": True}, "services get no reference"),
+        (
+            {"components": {"a": {"service": "http://127.0.0.1:9", "reference": True}}},
+            r"components\.a\.reference: services get no reference in this trainer",
+        ),
+        (
+            {
+                "components": {
+                    "a": {"service": "http://a", "task": "t", "variables": {"text": "ref"}}
+                }
+            },
+            r"components\.a\.variables: services get no reference in this trainer",
+        ),
+        (
+            {
+                "components": {"a": {"service": "http://127.0.0.1:9"}},
+                "token_rewards": {"spans": {"a": 1.0}},
+            },
+            r"token_rewards: tokens are rewarded by the keys of a run's reward",
+        ),
     ],
 )
-def test_what_this_trainer_does_not_give_is_refused(component, line):
-    cfg = RewardConfig(**ALONE, definition={"components": {"a": component}})
-    with pytest.raises(UserError, match=f"^reward.definition.components.a.*: {line}"):
-        RewardClient(cfg)
+def test_what_this_trainer_does_not_give_is_refused_and_not_printed(keys, line):
+    cfg = RewardConfig(**ALONE, definition=keys)
+    for refused in (RewardClient, definition_of):
+        with pytest.raises(UserError, match=rf"^reward\.definition\.{line}"):
+            refused(cfg)
+
+
+def test_rules_read_the_reference_the_end_and_the_group_of_a_sample(services):
+    """Check them in a group, in an evaluation, and in the definition for other trainers."""
+    rules = {
+        "chrf": {"rule": "chrf", "weight": 0.1},
+        "truncated": {"rule": "truncated", "weight": -4.0},
+        "duplicates": {"rule": "duplicates", "weight": -1.0},
+        "place": {"rule": f"{__name__}:order", "group": True},
+    }
+    cfg = RewardConfig(**ALONE, definition={"components": rules})
+    rollouts = [
+        rollout(
+            [1],
+            [5] * len(mt),
+            mt,
+            src_text=SRC,
+            token_char_offsets=[(i, i + 1) for i in range(len(mt))],
+            ref_text=MT,
+            finish_reason=reason,
+            group=group,
+        )
+        for mt, reason, group in ((MT, "eos", 0), (MT, "length", 0), ("열기", "eos", 1))
+    ]
+    with closing(RewardClient(cfg)) as rewarder:
+        batch = rewarder.batch()
+        parts = [rollouts[:2], rollouts[2:]]
+        groups = [batch.submit([item.reward_fields for item in part]) for part in parts]
+        trained = [
+            reward.r_seq
+            for part, group in zip(parts, groups, strict=True)
+            for reward in compute_rewards(part, group.result(), cfg)
+        ]
+        evaluated = compute_rewards(rollouts, rewarder.score(rollouts), cfg)
+    (short,) = (0.1 * sentence_chrf("열기", [MT]).score,)
+    assert trained == pytest.approx([10.0 - 1.0, 10.0 - 4.0 - 1.0 + 1.0, short])
+    assert [reward.r_seq for reward in evaluated] == pytest.approx([10.0, 6.0, short])
+    with SyncCompositeReward(definition_of(cfg)) as reward:
+        samples = [item.reward_fields for item in rollouts]
+        results = reward.score(samples, groups=[0, 0, 1])
+    assert [result.reward for result in results] == trained
+
+
+def order(samples):
+    """Return each sample's place in its group."""
+    return range(len(samples))
+
+
+def test_a_rule_that_reads_references_needs_them_in_each_row():
+    chrf = {"components": {"own": {"rule": "chrf", "weight": 0.1}, "copy": {"rule": "copy"}}}
+    rows = [example("Open.", "0"), example("Save.", "1", "저장")]
+    line = (
+        r"^data.train: 1 of 2 rows have no ref_text \(0\), which reward.definition.components.own"
+    )
+    with pytest.raises(UserError, match=line):
+        check_references(rows, RewardConfig(**ALONE, definition=chrf), "data.train")
+    check_references(rows, RewardConfig(**ALONE, definition=chrf, terms={"own": 0.0}), "data.train")
+    check_references(rows[1:], RewardConfig(**ALONE, definition=chrf), "data.train")
 
 
 def test_a_service_that_is_away_or_does_not_fit_is_one_line(services):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.score_endpoint import ScoreDescription
 from scorekit.server.settings import Secrets
 from testing.servers import running_service
+from tests.kits.trainer.composite_rewards import Wrapped, service_behind
 from tests.kits.trainer.rewards import TEXTS, Recorder, Services, reward_services, rewards_of
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
@@ -113,7 +116,6 @@ def test_a_service_that_is_only_shown_never_ends_a_run(
         if failure == "broken":
             results = rewarder.score(TEXTS, rewarder.available).results
     if failure != "broken":
-        rewarder.scoring = ScoringConfig(cache=False)
         results = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in results["metricx"]] == [False, False]
     assert [result.ok for result in results["xcomet"]] == [True, True]
@@ -145,13 +147,17 @@ def test_a_wrong_key_is_no_reason_to_drop_samples() -> None:
             RewardClient(RewardConfig(metricx_urls=[url], w_xcomet_span=0))
 
 
-def test_a_refusal_for_good_is_raised(services: Services) -> None:
-    cfg = services.config(w_xcomet_span=0, max_input_length=16)
-    rewarder = RewardClient(cfg)
-    rewarder.scoring = ScoringConfig.model_construct(**{**dict(rewarder.scoring), "overlong": "x"})
-    with pytest.raises(RequestError):
-        rewarder.score(TEXTS)
-    rewarder.close()
+def test_a_refusal_for_good_is_raised() -> None:
+    error = {"type": "invalid_request", "message": "no such option"}
+    refusal = json.dumps({"error": error}).encode()
+
+    def wrapper(app: Any) -> Wrapped:
+        return Wrapped(app, lambda mts: (400, refusal))
+
+    with service_behind(wrapper, FakeBackend("metricx")) as (_, url):
+        with closing(RewardClient(RewardConfig(metricx_urls=[url], w_xcomet_span=0))) as rewarder:
+            with pytest.raises(RequestError, match="no such option"):
+                rewarder.score(TEXTS)
 
 
 class LengthScorer:

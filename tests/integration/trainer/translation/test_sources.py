@@ -11,13 +11,16 @@ import pytest
 
 from scorekit.config import load_config
 from scorekit.errors import SampleError, UserError
-from testing.servers import free_port, running_service
-from tests.kits.trainer.rewards import Recorder, Services
+from scorekit.server.app import create_app
+from scorekit.server.settings import ServiceSettings
+from testing.servers import running_app, running_service, wait_ready
+from tests.kits.trainer.rewards import Recorder, Services, Switch
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, write_examples
 from trainer.translation.check import check_run
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.stats import reward_stats
+from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.screening import bad_sources
 from trainer.translation.rewards.services import RewardClient
@@ -91,20 +94,23 @@ def test_a_service_is_asked_for_a_source_once(
     assert caplog.text.count("no translation of 1 sources can be scored (overlong: 41 words)") == 1
 
 
-def test_a_service_that_leaves_meanwhile_blames_nobody(services: Services) -> None:
+@pytest.mark.usefixtures("no_second_try")
+def test_a_service_that_leaves_meanwhile_blames_nobody() -> None:
     """Check that the cause is unknown then: no score, and no price."""
-    cfg = services.config(overlong="penalty", w_xcomet_span=0)
-    with closing(RewardClient(cfg)) as rewarder:
-        batch = rewarder.batch()
-        group = batch.submit([(LONG, "열기")])
-        group.futures["metricx"].result()
-        rewarder._scorers["metricx"] = closed_scorer = rewarder._remote(
-            "metricx", [f"http://127.0.0.1:{free_port()}"]
-        )
-        (reward,) = compute_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
-        closed_scorer.close()
-    assert reward.r_seq is None and reward.text_error is reward.source_error is None
-    assert reward.service_error is not None and "upstream" in reward.service_error
+    switch = Switch(create_app(Limited("metricx"), ServiceSettings(cache="memory")))
+    switch.down = lambda body: '"mt":"."' in body  # asked only to find the cause
+    with running_app(switch) as url:
+        wait_ready(url)
+        cfg = RewardConfig(metricx_urls=[url], overlong="penalty", w_xcomet_span=0)
+        with closing(RewardClient(cfg)) as rewarder:
+            scores = rewarder.score([(LONG, "열기")])
+            (reward,) = compute_rewards([rollout([1], [5], "열기", src_text=LONG)], scores, cfg)
+            assert reward.r_seq is None and reward.text_error is reward.source_error is None
+            assert reward.service_error is not None and "upstream" in reward.service_error
+            switch.down = lambda body: False  # nothing was kept of that
+            scores = rewarder.score([(LONG, "열기")])
+            (reward,) = compute_rewards([rollout([1], [5], "열기", src_text=LONG)], scores, cfg)
+    assert switch.refused == 1 and reward.source_error is not None and reward.r_seq is None
 
 
 @pytest.mark.parametrize(

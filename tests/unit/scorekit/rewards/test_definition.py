@@ -46,7 +46,7 @@ SERVICE = {"service": URL}
     [
         ({}, "reward definition: components: Field required"),
         ({"components": {}}, "components: Dictionary should have at least 1 item"),
-        ({"components": {"a": {}}}, "components.a: needs either `service` or `rule`. Give one"),
+        ({"components": {"a": {}}}, "components.a: needs either `service`, `rule` or `scorer`"),
         ({"components": {"a": SERVICE | {"rule": "copy"}}}, "components.a: needs either"),
         ({"components": {"a": SERVICE | {"wieght": 1}}}, "wieght: Extra inputs.*did you mean"),
         ({"components": {"a": SERVICE | {"weight": float("nan")}}}, "a.weight: .*finite"),

@@ -20,8 +20,7 @@ from trainer.rl.advantage import (
     token_advantages,
 )
 from trainer.rl.config import RLConfig
-from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, rollout_advantages
 
 
 def combined(

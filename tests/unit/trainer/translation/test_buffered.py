@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from scorekit.schemas import Failed, WireError
+from scorekit.schemas import Failed, JudgeScored, Scored, WireError
 from trainer.runs.batches.buffer import RolloutBuffer
 from trainer.translation.buffered import BufferedSamples, PendingGroup
 from trainer.translation.config import TranslationConfig
-from trainer.translation.rewards.reward_batch import Scores
+from trainer.translation.rewards.reward_batch import Composed, Scores
 from trainer.translation.rollouts import TranslationRollout
 
 
@@ -63,6 +63,28 @@ def test_samples_and_scores_are_read_as_they_were_stored(tmp_path):
     assert second.rollouts == samples(1, "text") and not second.was_stored
     assert [group.index for group in opened(tmp_path).read(7, [1])] == [1]
     assert opened(tmp_path).read(8, [0, 1]) == []
+
+
+def test_each_kind_of_answer_is_read_as_it_was_stored(tmp_path):
+    """Check a metric's, a judge's verdict, and a composite reward with its stats."""
+    read = {"tokens": 1, "truncated": {"src": False, "mt": True}, "mt_covered": 2}
+    answer = {"id": None, "ok": True, "score": 0.5, "cached": False}
+    verdict = {"pass": True, "reason_code": "ok", "notes": ""}
+    results = {
+        "metricx": Scored.model_validate(answer | read),
+        "judge": JudgeScored.model_validate(answer | {"verdict": verdict}),
+        "definition": Composed.model_validate(answer | read | {"stats": {"component/a": 0.5}}),
+    }
+    scores_of_all = Scores({name: [result] * 2 for name, result in results.items()})
+    buffered = opened(tmp_path)
+    buffered.store_rollouts(7, samples(0, "text"))
+    buffered.store_scores(7, PendingGroup(samples(0, "text")), scores_of_all)
+    (stored,) = opened(tmp_path).read(7, [0])
+    read_again = stored.scores().results
+    assert read_again == scores_of_all.results
+    assert {name: type(rows[0]) for name, rows in read_again.items()} == {
+        name: type(result) for name, result in results.items()
+    }
 
 
 @pytest.mark.parametrize(("sampled_by", "scored_by"), itertools.product(range(2), range(2)))

@@ -26,8 +26,7 @@ from trainer.rl.loss import policy_loss, sequence_normalizer
 from trainer.rl.rollout import Rollout, action_masks
 from trainer.rl.update import ForwardOptions, update_policy
 from trainer.runs.rollout_stats import importance_stats
-from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward, rollout_advantages
 
 GOLDEN = json.loads(
     (Path(__file__).parents[4] / "data/algorithms.json").read_text(encoding="utf-8")
