@@ -134,8 +134,8 @@ class EvalConfig(Config):
         )
 
 
-class DeviceConfig(Config):
-    """Device, data type and seed of a process."""
+class MachineConfig(Config):
+    """Device, data type and seed of a run, and how long its processes wait for each other."""
 
     seed: int = Field(0, ge=0, description="Fixes data order and sampling.")
     device: str = may_change("auto", description="`cpu`, `cuda`, ...; auto: a GPU if there is one.")
@@ -145,11 +145,6 @@ class DeviceConfig(Config):
     threads: int | None = may_change(
         None, ge=1, description="Threads of torch; null: torch's choice."
     )
-
-
-class MachineConfig(DeviceConfig):
-    """Device of a run, and how long its processes wait for each other."""
-
     patience_s: float = may_change(
         1800.0,
         gt=0,
@@ -188,11 +183,7 @@ class FolderConfig(Config):
     )
 
 
-class OneProcessConfig(FolderConfig, DeviceConfig):
-    """The section `misc` of a run in one process."""
-
-
-class MiscConfig(OneProcessConfig, MachineConfig):
+class MiscConfig(FolderConfig, MachineConfig):
     """The section `misc`; a task may add keys."""
 
 
@@ -211,7 +202,7 @@ class KeptConfig(Config):
         data: Any
         policy: PolicyConfig
         eval: Any
-        misc: OneProcessConfig
+        misc: MiscConfig
 
     @property
     def sources(self) -> dict[str, str | None]:

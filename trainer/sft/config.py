@@ -12,7 +12,7 @@ from trainer.chat.config import MessagesConfig
 from trainer.chat.rows import Which
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
-from trainer.runs.config import KeptConfig, OneProcessConfig
+from trainer.runs.config import KeptConfig, MiscConfig
 
 
 class SftData(Config):
@@ -113,7 +113,7 @@ class SftConfig(KeptConfig):
     chat: MessagesConfig = Field(default_factory=MessagesConfig, description="Messages to text.")
     sft: SftSection = Field(default_factory=SftSection, description="Update.")
     eval: SftEval = Field(default_factory=SftEval, description="Held-out loss.")
-    misc: OneProcessConfig = Field(default_factory=OneProcessConfig, description="The rest.")
+    misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SftConfig:

@@ -26,7 +26,8 @@ from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.cli.machine import check_device
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model
-from trainer.runs.trl.arguments import check_alone, one_device
+from trainer.runs.trl.arguments import one_device
+from trainer.runs.trl.processes import shares_text, started_processes
 
 
 def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
@@ -53,7 +54,7 @@ def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
     if train and model is not None and tokenizer is not None:
         _check_template(cfg, tokenizer, train, findings)
         if device is not None:
-            run_check("grpo", _grpo, cfg, device, train, model, tokenizer)
+            run_check("grpo", _grpo, cfg, device, train, model, tokenizer, processes)
         run_check("rewards", _rewards, cfg, train, tokenizer)
     check_output_paths(findings, cfg)
     return findings
@@ -104,9 +105,8 @@ def _overlap(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) ->
 
 
 def _device(cfg: RoleplayConfig, processes: int) -> tuple[torch.device, str]:
-    check_alone("role-play", processes)
     device, description = check_device(cfg.misc)
-    return one_device(device, "role-play"), description
+    return one_device(device, "role-play", processes), description
 
 
 def _check_template(
@@ -134,15 +134,18 @@ def _grpo(
     turns: Sequence[RoleplayTurn],
     model: nn.Module,
     tokenizer: Any,
+    processes: int,
 ) -> tuple[None, str]:
-    arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(turns))
+    factor = max(1, processes // started_processes())
+    arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(turns), factor=factor)
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model, tokenizer))
     settings = ", ".join(
         f"{key} {value}" for key, value in printed_options(arguments, stops).items()
     )
     prompts = arguments.generation_batch_size // arguments.num_generations
     epoch = updates_per_epoch(arguments, len(turns))
-    return None, f"{prompts} prompts a sampling, {epoch} updates an epoch; {settings}"
+    shares = shares_text(cfg.grpo, processes, "completions")
+    return None, f"{shares}; {prompts} prompts a sampling, {epoch} updates an epoch; {settings}"
 
 
 def _rewards(
