@@ -191,6 +191,16 @@ class DistributedContext:
         _, shared_optimizer = self.accelerator.prepare(unwrap_peft(model), optimizer)
         return model, shared_optimizer
 
+    def copy_from_main(self, model: nn.Module) -> None:
+        """Give every process the trained weights that the main one began with: adapters are random.
+
+        DDP does so by itself; sharding takes each part from the process that keeps it.
+        """
+        self.barrier()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                torch.distributed.broadcast(parameter.data, src=0)
+
     def shard(self, model: nn.Module) -> None:
         """Distribute the weights of a frozen model over the processes, layer by layer.
 

@@ -28,7 +28,7 @@ class GRPOSection(Config):
         16,
         ge=1,
         description="Forward passes of an update: it has this number times "
-        "per_device_train_batch_size completions.",
+        "per_device_train_batch_size completions of each process.",
     )
     steps_per_generation: int | None = Field(
         None,

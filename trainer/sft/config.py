@@ -64,7 +64,9 @@ class SftSection(Config):
     per_device_train_batch_size: int = may_change(
         8, ge=1, description="Rows of a forward pass with gradients."
     )
-    gradient_accumulation_steps: int = Field(1, ge=1, description="Forward passes of an update.")
+    gradient_accumulation_steps: int = Field(
+        1, ge=1, description="Forward passes of an update, in each process."
+    )
     num_train_epochs: float = Field(1.0, gt=0, description="Passes over the training rows.")
     max_steps: int | None = Field(
         None, ge=1, description="Updates of the run; null: from num_train_epochs."

@@ -33,17 +33,17 @@ def of_whole_batch(function: RewardFunction, world: DistributedContext) -> Rewar
         parts = world.gather([{name: list(values) for name, values in rows.items()}])
 
         def score() -> tuple[list[Any], dict[str, list[Any]]]:
-            whole = {name: [value for part in parts for value in part[name]] for name in rows}
+            batch = {name: [value for part in parts for value in part[name]] for name in rows}
             extras: dict[str, list[Any]] = {}
             logs = {"log_metric": columns.get("log_metric"), "log_extra": extras.__setitem__}
-            return function(**whole, **logs), extras
+            return function(**batch, **logs), extras
 
         rewards, extras = world.from_main(score)
         start = sum(len(part["prompts"]) for part in parts[: world.rank])
-        own = slice(start, start + len(prompts))
+        local_rows = slice(start, start + len(prompts))
         if log_extra := columns.get("log_extra"):
             for name, values in extras.items():
-                log_extra(name, values[own])
-        return rewards[own]
+                log_extra(name, values[local_rows])
+        return rewards[local_rows]
 
     return shared

@@ -40,10 +40,15 @@ def check_launch(cfg: KeptConfig, task: str, world: DistributedContext) -> None:
             "policy.load_in_4bit: weights in 4 bits are not sharded. Start it with "
             "configs/accelerate/ddp.yaml, or set it to false"
         )
+    if cfg.policy.lora.r and task == "role-play":
+        raise UserError(
+            "policy.lora.r: role-play with sharded weights trains every weight. Start it with "
+            "configs/accelerate/ddp.yaml, or set it to 0"
+        )
 
 
 def check_sharding(cfg: KeptConfig, state: CheckpointState, world: DistributedContext) -> None:
-    """Raise UserError if a run would be resumed with weights of the other kind, whole or sharded."""
+    """Raise UserError if a run of whole weights would be resumed with sharded ones, or reverse."""
     if state.is_sharded != world.is_sharded:
         kinds = ("whole", "sharded") if state.is_sharded else ("sharded", "whole")
         config = "fsdp2" if state.is_sharded else "ddp"

@@ -99,8 +99,10 @@ class TrlRun(ABC, Generic[C]):
     def learn(self) -> ScorekitError | None:
         """Run TRL's loop, which calls `begin`; return the error that ended it."""
         checkpoint = str(self.start.checkpoint) if self.start.checkpoint else None
-        if self.start.checkpoint and self.start.world.is_sharded:
-            self.trainer.load_weights(self.start.checkpoint)
+        if self.start.world.is_sharded:
+            self.start.world.copy_from_main(self.trainer.model)
+            if self.start.checkpoint:
+                self.trainer.load_weights(self.start.checkpoint)
         if self.done < self.plan.num_updates:
             self.trainer.train(resume_from_checkpoint=checkpoint)
         else:  # only its evaluation is missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.kits.float64 import CLOSE
 from tests.kits.trainer.roleplay import turn
 from trainer.roleplay.config import LossType
 from trainer.roleplay.rewards import REWARDS
+from trainer.roleplay.training.check import check_run
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint, read_state
 from trainer.runs.run_log import read_jsonl
 
@@ -72,12 +74,12 @@ def gradients(
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_of_two_processes_is_that_of_one(gradients: Any, case: str) -> None:
     """Check groups of four completions in passes of three: one group lies in both processes."""
-    one, two = gradients[1][case], gradients[2][case]
-    assert one.keys() == two.keys()
-    for name, expected in one.items():
+    single, shared = gradients[1][case], gradients[2][case]
+    assert single.keys() == shared.keys()
+    for name, expected in single.items():
         assert expected.dtype == torch.float64
-        torch.testing.assert_close(two[name], expected, atol=CLOSE, rtol=0)
-    assert max(value.abs().max() for value in one.values()) > 1e-4  # far above CLOSE
+        torch.testing.assert_close(shared[name], expected, atol=CLOSE, rtol=0)
+    assert max(value.abs().max() for value in single.values()) > 1e-4  # far above CLOSE
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +100,9 @@ def in_two(run_files: Any) -> Any:
     return config
 
 
-def start(cfg: Any, *more: str) -> forked.Command:
+def start(cfg: Any, *more: str, module: str = "trainer") -> forked.Command:
     """Start a run of two processes."""
-    words = ("trainer", "train", "--config", save(cfg), *more)
+    words = (module, "train", "--config", save(cfg), *more)
     return forked.Command(*words, environment=ENVIRONMENT, ranks=2)
 
 
@@ -108,18 +110,18 @@ def start(cfg: Any, *more: str) -> forked.Command:
 def full_run(run_files: Any, in_two: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the folder of an uninterrupted run, and how often each text was embedded."""
     run_dir = tmp_path_factory.mktemp("whole") / "run"
-    run_files.server.asked.clear()
+    run_files.server.request_counts.clear()
     process = start(in_two(run_dir))
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     assert out.count("policy: ") == out.count("report: ") == 1
     assert errors.count("held out, after update 4") == 1
     assert errors.count("sampled before the first update") == 1
-    return run_dir, dict(run_files.server.asked)
+    return run_dir, dict(run_files.server.request_counts)
 
 
 def test_a_text_is_embedded_once_whichever_process_made_it(full_run: Any) -> None:
-    run_dir, asked = full_run
+    run_dir, counts_by_text = full_run
     completions = [
         row["completion"]
         for update in range(1, 5)
@@ -128,10 +130,10 @@ def test_a_text_is_embedded_once_whichever_process_made_it(full_run: Any) -> Non
     counts = Counter(completions)
     once = [text for text in completions if counts[text] == 1 and text.strip()]
     assert len(once) > 40
-    assert {asked.get(text, 1) for text in once} == {1}
+    assert {counts_by_text.get(text, 1) for text in once} == {1}
     # A pass over the turns has three prompts an update; preflight scores the first two.
     for number in range(2, 6):
-        assert asked[turn(number)["prompt"][-1]["content"]] == 2
+        assert counts_by_text[turn(number)["prompt"][-1]["content"]] == 2
 
 
 def test_the_log_is_of_the_whole_batch(full_run: Any) -> None:
@@ -168,7 +170,7 @@ def stats_lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
 def test_an_outage_and_a_signal_end_both_and_the_run_resumes_as_if_not(
     run_files: Any, in_two: Any, full_run: Any, tmp_path: Path
 ) -> None:
-    whole, _ = full_run
+    full_dir, _ = full_run
     run_dir, server = tmp_path / "run", run_files.server
     cfg = in_two(run_dir)
     cfg.misc.save_every_n_updates = 0
@@ -195,6 +197,73 @@ def test_an_outage_and_a_signal_end_both_and_the_run_resumes_as_if_not(
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     for name in ("log.jsonl", "eval.jsonl"):
-        assert stats_lines(run_dir, name) == stats_lines(whole, name)
-    weights = [load_file(d / "checkpoints/step-000004/model.safetensors") for d in (run_dir, whole)]
+        assert stats_lines(run_dir, name) == stats_lines(full_dir, name)
+    weights = [
+        load_file(d / "checkpoints/step-000004/model.safetensors") for d in (run_dir, full_dir)
+    ]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+
+def test_check_says_what_each_process_makes_and_needs(in_two: Any, tmp_path: Path) -> None:
+    for processes in (1, 2):
+        findings = check_run(in_two(tmp_path / "run"), processes)
+        results = {check.name: check.result for check in findings.checks}
+        if processes == 1:
+            assert "generation_batch_size (6) must be divisible by" in results["grpo"]
+            continue
+        assert results["grpo"].startswith(
+            "one update: 12 completions, 6 for each of 2 processes (none is idle); 3 prompts a "
+            "sampling, 2 updates an epoch;"
+        )
+        assert results["memory"].startswith("each of 2 processes: about 0.")
+        assert "with sharded weights 0." in results["memory"]
+        assert not findings.failed, results
+
+
+#: `python -m trainer` where accelerate shards the weights on CPUs, too.
+SHARDED = "tests.kits.trainer.ranks.sharded_trl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "beta"),
+    [
+        ({}, 0.0),
+        ({}, 0.1),
+        ({"lora": {"r": 2}}, 0.1),
+        ({"lora": {"r": 2}, "load_in_4bit": True}, 0),
+    ],
+)
+def test_adapters_and_4_bits_learn_alike_however_they_are_shared(
+    run_files: Any, in_two: Any, tmp_path: Path, policy: dict[str, Any], beta: float
+) -> None:
+    """Check DDP, FSDP, a resumed run of each, and what is refused.
+
+    Each process samples the same with shared weights, so that updates can be compared."""
+    results = {}
+    for name, module in (("ddp", "trainer"), ("fsdp", SHARDED)):
+        run_dir = tmp_path / name
+        values = in_two(run_dir).model_dump(mode="json")
+        values["policy"] = {"path": values["policy"]["path"]} | policy
+        values["grpo"]["beta"] = beta
+        cfg = type(in_two(run_dir)).model_validate(values)
+        process = start(cfg, module=module)
+        _, errors = process.communicate()
+        if policy and name == "fsdp":
+            assert process.returncode == 2
+            key = "load_in_4bit" if "load_in_4bit" in policy else "lora.r"
+            assert errors.count(f"error: policy.{key}: ") == 1
+            assert not run_dir.exists()
+            return
+        assert process.returncode == 0, errors
+        results[name] = stats_lines(run_dir, "log.jsonl"), stats_lines(run_dir, "eval.jsonl")
+        for step in (3, 4):
+            shutil.rmtree(run_dir / f"checkpoints/step-{step:06d}")
+        process = start(cfg, "--resume", module=module)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        resumed = stats_lines(run_dir, "log.jsonl"), stats_lines(run_dir, "eval.jsonl")
+        assert resumed == results[name]
+    first, sharded = (results[name][0][0] for name in ("ddp", "fsdp"))
+    for key in ("reward_mean", "completion_length_mean", "grad_norm", "entropy"):
+        assert sharded[key] == pytest.approx(first[key], rel=1e-3), key

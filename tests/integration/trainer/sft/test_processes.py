@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.kits.float64 import CLOSE
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.run_log import read_jsonl
+from trainer.sft.commands import check
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 #: Sections of the config that change what is summed up in an update.
@@ -79,20 +82,84 @@ def gradients(
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_of_two_processes_is_that_of_one(gradients: Any, case: str) -> None:
-    one, two = gradients[1][case], gradients[2][case]
-    assert one.keys() == two.keys()
-    for name, expected in one.items():
+    single, shared = gradients[1][case], gradients[2][case]
+    assert single.keys() == shared.keys()
+    for name, expected in single.items():
         assert expected.dtype == torch.float64
-        torch.testing.assert_close(two[name], expected, atol=CLOSE, rtol=0)
-    assert max(value.abs().max() for value in one.values()) > 1e-5  # far above CLOSE
+        torch.testing.assert_close(shared[name], expected, atol=CLOSE, rtol=0)
+    assert max(value.abs().max() for value in single.values()) > 1e-5  # far above CLOSE
     for name, other in gradients[1].items():
-        differences = [(one[key] - other[key]).abs().max() for key in one]
+        differences = [(single[key] - other[key]).abs().max() for key in single]
         assert name == case or max(differences) > 1e-5, name
 
 
-def start(cfg: Any, *more: str, processes: int = 2) -> forked.Command:
-    words = ("trainer", "train", "--config", save(cfg), *more)
+def start(cfg: Any, *more: str, processes: int = 2, module: str = "trainer") -> forked.Command:
+    words = (module, "train", "--config", save(cfg), *more)
     return forked.Command(*words, environment=ENVIRONMENT, ranks=processes)
+
+
+def test_check_says_what_each_process_makes_and_needs(
+    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = sft_config(model, rows, tmp_path / "run", sft={"per_device_train_batch_size": 5})
+    assert check(cfg, 2) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert (
+        "one update: 10 rows, 5 for each of 2 processes (none is idle); a pass over 12 rows has 2 "
+        "updates, and begins again with 8 rows to fill its last passes"
+    ) in out
+    assert re.search(r"memory: each of 2 processes: about 0\.\d\d GiB .* sharded weights 0\.", out)
+
+
+#: `python -m trainer` where accelerate shards the weights on CPUs, too.
+SHARDED = "tests.kits.trainer.ranks.sharded_trl"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "policy", [{}, {"lora": {"r": 2}}, {"lora": {"r": 2}, "load_in_4bit": True}]
+)
+def test_adapters_and_4_bits_learn_alike_however_they_are_shared(
+    model: Path, rows: Path, tmp_path: Path, policy: dict[str, Any]
+) -> None:
+    """Check one process, DDP and FSDP, a resumed run of each, and what is refused."""
+    kinds = {"one": (1, "trainer"), "ddp": (2, "trainer"), "fsdp": (2, SHARDED)}
+    policy = {"path": str(model)} | policy
+    for name, (processes, module) in kinds.items():
+        run_dir = tmp_path / name
+        cfg = sft_config(
+            model,
+            rows,
+            run_dir,
+            policy=policy,
+            sft={"per_device_train_batch_size": 4 // processes, "max_steps": 4},
+            data={"eval": str(rows)},
+            misc={"save_every_n_updates": 1, "keep_checkpoints": 9, "run_dir": str(run_dir)},
+        )
+        process = start(cfg, processes=processes, module=module)
+        _, errors = process.communicate()
+        if policy.get("load_in_4bit") and name == "fsdp":
+            assert process.returncode == 2
+            assert errors.count("policy.load_in_4bit: weights in 4 bits are not sharded") == 1
+            assert not run_dir.exists()
+            return
+        assert process.returncode == 0, errors
+        expected_lines = lines(run_dir, "log.jsonl"), lines(run_dir, "eval.jsonl")
+        for alone, shared in zip(
+            lines(tmp_path / "one", "log.jsonl"), expected_lines[0], strict=True
+        ):
+            assert shared == pytest.approx(alone, rel=1e-3)
+        for step in (3, 4):
+            shutil.rmtree(run_dir / f"checkpoints/step-{step:06d}")
+        process = start(cfg, "--resume", processes=processes, module=module)
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        assert (lines(run_dir, "log.jsonl"), lines(run_dir, "eval.jsonl")) == expected_lines
+    shutil.rmtree(run_dir / "checkpoints/step-000004")
+    process = start(cfg, "--resume")
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert errors.count("has the optimizer's state of sharded weights") == 1
 
 
 def lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
@@ -150,6 +217,6 @@ def test_a_run_of_two_processes_is_logged_and_resumed_as_one(
     assert "Traceback" not in errors
     for name in ("log.jsonl", "eval.jsonl"):
         assert lines(run_dirs[2], name) == lines(run_dirs[1], name)
-    whole = load_file(run_dirs[1] / "checkpoints/step-000005/model.safetensors")
+    full = load_file(run_dirs[1] / "checkpoints/step-000005/model.safetensors")
     resumed = load_file(run_dirs[2] / "checkpoints/step-000005/model.safetensors")
-    assert all((whole[name] == resumed[name]).all() for name in whole)
+    assert all((full[name] == resumed[name]).all() for name in full)

@@ -36,7 +36,7 @@ def shard_on_cpus() -> None:
         if getattr(self, "fsdp_plugin", None) is not None:
             self.distributed_type = DistributedType.FSDP
 
-    AcceleratorState.__init__ = state  # type: ignore[method-assign]
+    AcceleratorState.__init__ = state
 
 
 if __name__ == "__main__":

@@ -73,11 +73,11 @@ def without_some(reward: Reward) -> Reward:
 
 def main(out: str, *configs: str) -> None:
     """Train for each config, and save the gradients of the last update, of rank 0."""
-    found: list[dict[str, torch.Tensor]] = []
+    updates: list[dict[str, torch.Tensor]] = []
 
     def keep(_: Any, *__: Any, model: Any, **___: Any) -> None:
         parameters = getattr(model, "module", model).named_parameters()
-        found.append({name: p.grad.clone() for name, p in parameters if p.grad is not None})
+        updates.append({name: p.grad.clone() for name, p in parameters if p.grad is not None})
 
     with ExitStack() as patches, float64():
         for module in (grpo, sft):
@@ -92,14 +92,14 @@ def main(out: str, *configs: str) -> None:
         patches.enter_context(patch.object(RunCallback, "on_pre_optimizer_step", keep, create=True))
         gradients = []
         for path in map(Path, configs):
-            found.clear()
+            updates.clear()
             rewards = [without_some(r) if path.stem.endswith("missing") else r for r in REWARDS]
             patches.enter_context(patch.object(trainer.roleplay.training.run, "REWARDS", rewards))
             if path.read_text(encoding="utf-8").count("task: sft"):
                 run_sft(load_config(SftConfig, path))
             else:
                 run_roleplay(load_config(RoleplayConfig, path))
-            gradients.append(found[-1])
+            gradients.append(updates[-1])
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         torch.save(gradients, out)
 
