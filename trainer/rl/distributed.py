@@ -14,17 +14,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 
-from scorekit.errors import UserError
+from scorekit.errors import ScorekitError, UserError
 from trainer.rl.barrier import MonitoredBarrier
 from trainer.rl.policy.vision import vision_parts
 from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
 
 T = TypeVar("T")
+
+
+class FailedOnMain(ScorekitError):
+    """An error of the main process, in another one: the main process prints it."""
 
 
 class DistributedContext:
@@ -46,7 +50,7 @@ class DistributedContext:
 
         patience_s: longest wait for another process.
         """
-        from accelerate import Accelerator, InitProcessGroupKwargs
+        from accelerate import Accelerator, DistributedType, InitProcessGroupKwargs
 
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # a single process of accelerate uses the current device
@@ -58,6 +62,8 @@ class DistributedContext:
             project_dir=folder,
             kwargs_handlers=[InitProcessGroupKwargs(timeout=exchange_timeout)],
         )
+        # Another part that asks accelerate for its state may reset this type
+        self._is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.device = self.accelerator.device
         self.rank: int = self.accelerator.process_index
         self.size: int = self.accelerator.num_processes
@@ -75,24 +81,55 @@ class DistributedContext:
     @property
     def is_sharded(self) -> bool:
         """Return whether no process has all weights (FSDP): then all must make the same passes."""
-        from accelerate import DistributedType
-
-        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+        return self._is_sharded
 
     def on_main(self, check: Callable[[], Any]) -> None:
-        """Run this on the main process while the others wait.
+        """Run this on the main process while the others wait; a UserError ends all."""
+        self.on_all(check if self.is_main else lambda: None)
 
-        If it raises a UserError, the others exit silently, with 0: torchrun ends all processes with
-        the first that fails, and the main one has to print the error.
+    def on_all(self, work: Callable[[], T]) -> T:
+        """Run this on every process, and return its result there.
+
+        If it raises a UserError on one of them, the main process raises it, and the others exit
+        silently, with 0: torchrun ends all processes with the first that fails, and the main one
+        has to print the error.
         """
+        result: Any = None
         failure: UserError | None = None
+        try:
+            result = work()
+        except UserError as error:
+            failure = error
+        failures = self.gather([None if failure is None else str(failure)])
+        for rank, message in enumerate(failures):
+            if message is None:
+                continue
+            if not self.is_main:
+                raise SystemExit(0)
+            raise failure or UserError(f"process {rank} of {self.size}: {message}")
+        return cast("T", result)
+
+    def from_main(self, work: Callable[[], T]) -> T:
+        """Run this on the main process, and return its result on every process.
+
+        An error of this project is raised on all of them: on the others as `FailedOnMain`.
+        """
+        if self.size == 1:
+            return work()
+        outcome: list[Any] = [None, None]
+        failure: ScorekitError | None = None
         if self.is_main:
             try:
-                check()
-            except UserError as error:
-                failure = error
-        if any(self.gather([failure is not None])):
-            raise failure or SystemExit(0)
+                outcome[0] = work()
+            except ScorekitError as error:
+                failure, outcome[1] = error, str(error)
+        self.barrier()
+        torch.distributed.broadcast_object_list(outcome, src=0, group=self._group)
+        if failure is not None:
+            raise failure
+        if outcome[1] is not None:
+            raise FailedOnMain(outcome[1])
+        return cast("T", outcome[0])
 
     @contextmanager
     def monitored(self) -> Iterator[None]:
@@ -153,6 +190,16 @@ class DistributedContext:
         # called as the outermost one, and that is the one that generates.
         _, shared_optimizer = self.accelerator.prepare(unwrap_peft(model), optimizer)
         return model, shared_optimizer
+
+    def copy_from_main(self, model: nn.Module) -> None:
+        """Give every process the trained weights that the main one began with: adapters are random.
+
+        DDP does so by itself; sharding takes each part from the process that keeps it.
+        """
+        self.barrier()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                torch.distributed.broadcast(parameter.data, src=0)
 
     def shard(self, model: nn.Module) -> None:
         """Distribute the weights of a frozen model over the processes, layer by layer.
@@ -247,6 +294,13 @@ class DistributedContext:
         """
         if not self.is_sharded:
             return None, optimizer.state_dict()
+        return self.full_weights(model), self.full_optimizer_state(model, optimizer)
+
+    def full_optimizer_state(self, model: nn.Module, optimizer: Any) -> dict[str, Any]:
+        """Return a sharded model's full optimizer state on the main process.
+
+        Every process calls it.
+        """
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
             get_optimizer_state_dict,
@@ -254,8 +308,7 @@ class DistributedContext:
 
         self._reshard(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_optimizer_state_dict(model, optimizer.optimizer, options=options)
-        return self.full_weights(model), state
+        return get_optimizer_state_dict(model, optimizer.optimizer, options=options)
 
     def full_weights(self, model: nn.Module) -> dict[str, Any]:
         """Return a sharded model's full weights on the main process. Every process calls it."""

@@ -12,7 +12,7 @@ from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, SamplingConfig
 from trainer.roleplay.config_data import RoleplayData
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.runs.config import KeptConfig, OneProcessConfig
+from trainer.runs.config import KeptConfig, MiscConfig
 
 LossType = Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -28,7 +28,7 @@ class GRPOSection(Config):
         16,
         ge=1,
         description="Forward passes of an update: it has this number times "
-        "per_device_train_batch_size completions.",
+        "per_device_train_batch_size completions of each process.",
     )
     steps_per_generation: int | None = Field(
         None,
@@ -121,7 +121,7 @@ class RoleplayConfig(KeptConfig):
     grpo: GRPOSection = Field(default_factory=GRPOSection, description="Update.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
     start: StartConfig = Field(default_factory=StartConfig, description="Before the first update.")
-    misc: OneProcessConfig = Field(default_factory=OneProcessConfig, description="The rest.")
+    misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
     def _check_reference(self) -> RoleplayConfig:

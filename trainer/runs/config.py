@@ -135,8 +135,8 @@ class EvalConfig(Config):
         )
 
 
-class DeviceConfig(Config):
-    """Device, data type and seed of a process."""
+class MachineConfig(Config):
+    """Device, data type and seed of a run, and how long its processes wait for each other."""
 
     seed: int = Field(0, ge=0, description="Fixes data order and sampling.")
     device: str = may_change("auto", description="`cpu`, `cuda`, ...; auto: a GPU if there is one.")
@@ -146,11 +146,6 @@ class DeviceConfig(Config):
     threads: int | None = may_change(
         None, ge=1, description="Threads of torch; null: torch's choice."
     )
-
-
-class MachineConfig(DeviceConfig):
-    """Device of a run, and how long its processes wait for each other."""
-
     patience_s: float = may_change(
         1800.0,
         gt=0,
@@ -189,8 +184,8 @@ class FolderConfig(Config):
     )
 
 
-class OneProcessConfig(FolderConfig, DeviceConfig):
-    """The section `misc` of a run in one process."""
+class MiscConfig(FolderConfig, MachineConfig):
+    """The section `misc`; a task may add keys."""
 
     matmul: MatmulSetting = Field(
         "auto",
@@ -199,10 +194,6 @@ class OneProcessConfig(FolderConfig, DeviceConfig):
         "times as fast. The first process of a run decides, and config.yaml has its choice: a "
         "resumed run keeps it.",
     )
-
-
-class MiscConfig(OneProcessConfig, MachineConfig):
-    """The section `misc`; a task may add keys."""
 
 
 class KeptConfig(Config):
@@ -224,7 +215,7 @@ class KeptConfig(Config):
         data: Any
         policy: PolicyConfig
         eval: Any
-        misc: OneProcessConfig
+        misc: MiscConfig
 
     @property
     def sources(self) -> dict[str, str | None]:

@@ -17,19 +17,15 @@ from trainer.runs.config import KeptConfig, recorded_matmul
 C = TypeVar("C", bound=KeptConfig)
 
 
-def settle_matmul(
-    cfg: C,
-    checkpoint: Path | None,
-    device: torch.device,
-    world: DistributedContext | None = None,
-) -> C:
+def settle_matmul(cfg: C, checkpoint: Path | None, world: DistributedContext) -> C:
     """Return the config with the choice of the run in `misc.matmul`, in place of auto.
 
     The first process chooses for all. A resumed run keeps its choice.
     checkpoint: what the run is resumed from; None: it starts from the beginning. world: the
-    processes of the run; None: there is only this one.
+    processes of the run.
     Raises UserError if a process cannot multiply as the run does.
     """
+    device = world.device
     recorded = None if checkpoint is None else recorded_matmul(read_state(checkpoint).config)
     if recorded == "onednn":
         _check_onednn(cfg, device, "--resume: the run began with misc.matmul onednn")
@@ -44,9 +40,6 @@ def settle_matmul(
             setting, device, cfg.misc.dtype, key="misc.matmul", run_trial=try_onednn
         )
 
-    if world is None:
-        choose()
-        return cfg.with_matmul(choices[0])
     world.on_main(choose)
     choice = world.gather(choices)[0]
     if choice == "onednn" and not world.is_main:

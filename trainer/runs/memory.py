@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainer.rl.forward import CHUNK_ENTRIES
-from trainer.runs.config import RunConfig
+from trainer.runs.config import KeptConfig, RunConfig
 
 GIB = 2**30
 #: Bytes of a weight in 4 bits, with its share of the scales (arXiv 2305.14314, section 3).
@@ -26,32 +26,53 @@ def estimate_memory(
     model: with its adapters, on the meta device.
     AdamW keeps two float32 numbers for a trained weight. Activations are of one micro-batch.
     """
+    has_reference = (cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None) and not (
+        cfg.policy.lora.r and cfg.policy.reference_path is None
+    )
+    sizes = model.config.get_text_config()
+    update = activation_bytes(cfg, sizes, longest_prompt)
+    length = longest_prompt + cfg.generation.max_new_tokens
+    sampling = cache_bytes(cfg, sizes, cfg.generation.batch_size * length)
+    if cfg.generation.engine == "vllm":
+        sampling = 0.0
+    return [*weight_rows(cfg, model, has_reference=bool(has_reference)), peak_row(update, sampling)]
+
+
+def weight_rows(
+    cfg: KeptConfig, model: nn.Module, *, has_reference: bool
+) -> list[tuple[str, float]]:
+    """Return (label, bytes) of what is kept for each weight, in a process that holds all."""
     num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rows = [("policy, weights", _weight_bytes(cfg, model))]
-    if (cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None) and not (
-        cfg.policy.lora.r and cfg.policy.reference_path is None
-    ):
+    if has_reference:
         rows.append(("reference, weights", _weight_bytes(cfg, model)))
     rows.append(("optimizer", 8.0 * num_trained))
     rows.append(("gradients", 4.0 * num_trained))
-    sizes = model.config.get_text_config()
-    update = activation_bytes(cfg, sizes, longest_prompt)
-    sampling = 0.0 if cfg.generation.engine == "vllm" else _cache_bytes(cfg, sizes, longest_prompt)
     if cfg.misc.dtype == "bfloat16" and cfg.policy.weights_dtype == "float32":
         rows.append(("weights as bfloat16 (autocast)", 2.0 * _count(model)))
+    return rows
+
+
+def peak_row(update: float, sampling: float) -> tuple[str, float]:
+    """Return the row of the larger one: the bytes of a pass of the update, or those of sampling."""
     name = "activations of a micro-batch" if update >= sampling else "key-value cache of sampling"
-    return [*rows, (name, max(update, sampling))]
+    return name, max(update, sampling)
 
 
 def activation_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
-    """Return the bytes that the forward pass of a micro-batch stores for the gradient.
+    """Return the bytes that the forward pass of a micro-batch stores for the gradient."""
+    longest = longest_prompt + cfg.generation.max_new_tokens
+    return pass_bytes(cfg, sizes, max(cfg.rl.micro_batch_tokens, longest))
+
+
+def pass_bytes(cfg: KeptConfig, sizes: Any, tokens: int) -> float:
+    """Return the bytes that a forward pass over so many tokens stores for the gradient.
 
     For a token in a layer of current decoders (normalized, rotary, gated): about 10 vectors of the
     hidden size, 4 of the keys' and values', 4 of the intermediate size. Counted in such a layer of
     transformers (Llama, Qwen 3, Gemma 3) with torch's saved-tensor hooks, which give 0.84 to 1.23
     times that. Attention is assumed to be fused.
     """
-    tokens = max(cfg.rl.micro_batch_tokens, longest_prompt + cfg.generation.max_new_tokens)
     hidden = sizes.hidden_size
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
     layer = 10 * hidden + 4 * _key_value_size(sizes) + 4 * inner
@@ -62,8 +83,8 @@ def activation_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
     return float(tokens * stored * _arithmetic_bytes(cfg)) + head
 
 
-def _cache_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
-    tokens = cfg.generation.batch_size * (longest_prompt + cfg.generation.max_new_tokens)
+def cache_bytes(cfg: KeptConfig, sizes: Any, tokens: int) -> float:
+    """Return the bytes of the keys and values of so many tokens."""
     return float(
         tokens * sizes.num_hidden_layers * 2 * _key_value_size(sizes) * _arithmetic_bytes(cfg)
     )
@@ -75,11 +96,11 @@ def _key_value_size(sizes: Any) -> int:
     return int(head * (getattr(sizes, "num_key_value_heads", None) or heads))
 
 
-def _arithmetic_bytes(cfg: RunConfig) -> int:
+def _arithmetic_bytes(cfg: KeptConfig) -> int:
     return 2 if "bfloat16" in (cfg.misc.dtype, cfg.policy.weights_dtype) else 4
 
 
-def _weight_bytes(cfg: RunConfig, model: nn.Module) -> float:
+def _weight_bytes(cfg: KeptConfig, model: nn.Module) -> float:
     """Return the bytes of the weights: float32 if trained, 4 bits in a 4-bit model's layers."""
     linear = {
         id(part.weight)

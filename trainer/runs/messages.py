@@ -11,6 +11,7 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from scorekit.streams import lost_lines, open_log
+from trainer.rl import barrier
 
 #: Packages whose messages belong to the run.
 _RUN_LOGGERS = ("trainer", "scorekit")
@@ -46,6 +47,25 @@ class Messages(MemoryHandler):
         self.setTarget(file)
         self.flushLevel = logging.WARNING
         self.flush()
+
+
+@contextmanager
+def messages_of_main(is_main: bool) -> Iterator[None]:
+    """Print only errors in a process that is not the main one, which warns of the same.
+
+    What a process says while it waits for another is printed by each.
+    """
+    levels = {} if is_main else dict.fromkeys(_RUN_LOGGERS, logging.ERROR)
+    if levels:
+        levels[barrier.__name__] = logging.WARNING
+    before = {name: logging.getLogger(name).level for name in levels}
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 @contextmanager

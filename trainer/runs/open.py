@@ -138,7 +138,7 @@ def start_run(
     )
     with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
         checkpoint = checkpoint_to_resume(cfg) if resume else None
-        cfg = settle_matmul(cfg, checkpoint, world.device, world)
+        cfg = settle_matmul(cfg, checkpoint, world)
         finished = None
         if checkpoint is not None:
             reports = read_reports(Path(misc.run_dir))

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.trl.callback import RunCallback
+from trainer.runs.trl.processes import update_size
 from trainer.runs.trl.run import TrlRun
 from trainer.sft.config import SftConfig
 from trainer.sft.stats import compute_stats
@@ -30,7 +31,7 @@ class SftCallback(RunCallback):
         if "loss" not in logs:  # the summary of the run
             return
         line: dict[str, Any] = {"update": state.global_step, **compute_stats(logs)}
-        line["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        line["samples"] = update_size(self.run.cfg.sft, self.run.start.world.size)
         line["update_s"] = round(time.monotonic() - self.started_at, 3)
         line |= peak_gpu_memory(args.device)
         self.write(line)

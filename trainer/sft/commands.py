@@ -40,10 +40,7 @@ def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:
 
 def check(cfg: SftConfig, processes: int) -> int:
     """Check rows, template and options, before any weights are loaded."""
-    from trainer.runs.trl.arguments import check_alone
-
-    check_alone("SFT", processes)
-    return debug(cfg)
+    return debug(cfg, processes, memory=True)
 
 
 def reward(cfg: SftConfig) -> int:
@@ -59,15 +56,19 @@ def report(run_dir: Path) -> int:
     return 0
 
 
-def debug(cfg: SftConfig) -> int:
-    """Print the labels of the rows and the findings of the template check; 2 if it fails."""
+def debug(cfg: SftConfig, processes: int = 1, *, memory: bool = False) -> int:
+    """Print the labels of the rows, the findings of the template check and the sizes of an update
+    of so many processes; 2 if the check fails.
+
+    memory: also print what each process needs.
+    """
     import torch
 
     from trainer.rl.policy.adapters import check_adapters
     from trainer.rl.policy.models import check_4bit
     from trainer.sft.debug import print_label_masks
     from trainer.sft.prepare import load_held_out, load_train
-    from trainer.sft.run import open_tokenizer
+    from trainer.sft.run import open_tokenizer, update_text
     from trainer.sft.trainer import sft_arguments
 
     check_4bit(cfg.policy)
@@ -76,9 +77,28 @@ def debug(cfg: SftConfig) -> int:
     train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
     print_label_masks(Console(), tokenizer, train)
     sft_arguments(cfg, torch.device("cpu"))
+    typer.echo(update_text(cfg, len(train.rows), processes))
+    if memory:
+        typer.echo(f"memory: {_memory(cfg, max(len(row.ids) for row in train.rows), processes)}")
     findings = [*train.findings, *held_out.findings]
     has_errors = any(not finding.ok for finding in findings)
     return 2 if has_errors and cfg.sft.template_check == "refuse" else 0
+
+
+def _memory(cfg: SftConfig, longest: int, processes: int) -> str:
+    """Return what each process needs. longest: tokens of the longest row. Raises UserError."""
+    from trainer.runs.cli.machine import check_device
+    from trainer.runs.cli.weights import check_model
+    from trainer.runs.trl.memory import estimate_trl_memory, memory_text
+
+    device, _ = check_device(cfg.misc)
+    model, _ = check_model(cfg.policy, cfg.policy.path, "policy.path", trl=True)
+    length = cfg.data.max_length if cfg.sft.packing and cfg.data.max_length else longest
+    tokens = cfg.sft.per_device_train_batch_size * length
+    unsharded, sharded = (
+        estimate_trl_memory(cfg, model, tokens, shards=shards) for shards in (1, processes)
+    )
+    return memory_text(unsharded, sharded, device, processes)
 
 
 __all__ = ["Config", "check", "debug", "evaluate", "report", "train"]

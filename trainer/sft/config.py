@@ -12,7 +12,7 @@ from trainer.chat.config import MessagesConfig
 from trainer.chat.rows import Which
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
-from trainer.runs.config import KeptConfig, OneProcessConfig
+from trainer.runs.config import KeptConfig, MiscConfig
 
 
 class SftData(Config):
@@ -64,7 +64,9 @@ class SftSection(Config):
     per_device_train_batch_size: int = may_change(
         8, ge=1, description="Rows of a forward pass with gradients."
     )
-    gradient_accumulation_steps: int = Field(1, ge=1, description="Forward passes of an update.")
+    gradient_accumulation_steps: int = Field(
+        1, ge=1, description="Forward passes of an update, in each process."
+    )
     num_train_epochs: float = Field(1.0, gt=0, description="Passes over the training rows.")
     max_steps: int | None = Field(
         None, ge=1, description="Updates of the run; null: from num_train_epochs."
@@ -113,7 +115,7 @@ class SftConfig(KeptConfig):
     chat: MessagesConfig = Field(default_factory=MessagesConfig, description="Messages to text.")
     sft: SftSection = Field(default_factory=SftSection, description="Update.")
     eval: SftEval = Field(default_factory=SftEval, description="Held-out loss.")
-    misc: OneProcessConfig = Field(default_factory=OneProcessConfig, description="The rest.")
+    misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SftConfig:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.runs.stats import Stats
 from trainer.sft.collate import Collator
@@ -15,14 +16,23 @@ from trainer.sft.rows import SftRow
 
 @torch.no_grad()
 def held_out_stats(
-    model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
+    model: Any,
+    rows: Sequence[SftRow],
+    collator: Collator,
+    batch_size: int,
+    dtype: str,
+    world: DistributedContext,
 ) -> Stats:
     """Return loss and token accuracy on rows.
 
     loss: mean of -log p of the labeled tokens.
     token_accuracy: share of them that are the most likely token.
     model: as TRL has patched it, so that it returns the log-probabilities of the labels.
+    world: the processes that share the rows. If they share the weights, each takes all rows, since
+    they have to make the same passes.
     """
+    if not world.is_sharded:
+        rows = world.own_block(rows)
     device = next(model.parameters()).device
     training = model.training
     model.eval()
@@ -46,4 +56,12 @@ def held_out_stats(
         right += outputs.is_top1.sum().item()
         count += outputs.label_mask.sum().item()
     model.train(training)
-    return {"loss": loss / count, "token_accuracy": right / count, "tokens": int(count)}
+    sums = {"loss": loss, "right": right, "tokens": count}
+    if not world.is_sharded:
+        sums = world.sum(sums)
+    count = sums["tokens"]
+    return {
+        "loss": sums["loss"] / count,
+        "token_accuracy": sums["right"] / count,
+        "tokens": int(count),
+    }

@@ -18,6 +18,7 @@ from trainer.runs.artifacts import Artifacts
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import RunLog, append_jsonl
 from trainer.runs.trl.arguments import remove_printers
+from trainer.runs.trl.processes import shares_text, update_size
 from trainer.runs.trl.run import TrlPlan, TrlRun
 from trainer.runs.trl.start import TrlStart, start_trl_run
 from trainer.sft.collate import Collator
@@ -45,34 +46,63 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
     resume: resume the folder's run from its newest complete checkpoint, or start it again.
     """
     with start_trl_run(cfg, "SFT", resume=resume) as start:
-        check_4bit(cfg.policy)
-        tokenizer = open_tokenizer(cfg)
-        train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
-        for part in (train, held_out):
-            check_findings(cfg, part)
+        tokenizer, train, held_out, collator = start.world.on_all(lambda: _inputs(cfg))
+        start.world.on_main(lambda: _check_template(cfg, (train, held_out)))
         if train.template is not None:  # every checkpoint has it, too
             tokenizer.chat_template = train.template
-        check_adapters(cfg.policy, trl=True)
-        collator = _collator(cfg, tokenizer, (train, held_out))
         origin = start.origin(
             {
                 key: ((str(row.mask), row.ids) for row in part.rows)
                 for key, part in (("data.train", train), ("data.eval", held_out))
             }
         )
-        trainer = load_trainer(start, tokenizer, train, collator)
-        num_rows = cfg.sft.per_device_train_batch_size * cfg.sft.gradient_accumulation_steps
+        trainer = start.world.on_all(lambda: load_trainer(start, tokenizer, train, collator))
+        num_rows = update_size(cfg.sft, start.world.size)
         # Rows are packed into sequences, if packing is on
         updates_per_epoch = math.ceil(len(trainer.train_dataset) / num_rows)
         total = cfg.sft.max_steps or math.ceil(cfg.sft.num_train_epochs * updates_per_epoch)
         plan = TrlPlan(origin, TABLE, total, 1, num_rows, is_evaluated=bool(held_out.rows))
-        if start.checkpoint is not None and plan.is_done(start.done, start.reports):
+        reports = start.reports
+        if start.checkpoint is not None and plan.is_done(start.done, reports):
             log.warning("%s has its %d updates. Raise sft.max_steps", start.folder, total)
-            return start.artifacts(start.reports)
+            return start.artifacts(reports)
         runlog = start.open_log()
-        counts = {"train": train.counts, "eval": held_out.counts}
-        write_atomic(runlog.folder / "data.json", json.dumps(counts, indent=1) + "\n")
+        if runlog:
+            counts = {"train": train.counts, "eval": held_out.counts}
+            write_atomic(runlog.folder / "data.json", json.dumps(counts, indent=1) + "\n")
         return SftRun(start, trainer, runlog, plan, held_out.rows, collator).go()
+
+
+def update_text(cfg: SftConfig, num_rows: int, processes: int) -> str:
+    """Return the sizes of an update, and of a pass over so many rows."""
+    unit = "sequences of packed rows" if cfg.sft.packing else "rows"
+    text = shares_text(cfg.sft, processes, unit)
+    if cfg.sft.packing:
+        return text
+    updates = math.ceil(num_rows / update_size(cfg.sft, processes))
+    text += f"; a pass over {num_rows} rows has {updates} updates"
+    size = cfg.sft.per_device_train_batch_size * processes
+    if processes > 1 and num_rows % size:
+        text += f", and begins again with {size - num_rows % size} rows to fill its last passes"
+    return text
+
+
+def _inputs(cfg: SftConfig) -> tuple[Any, SftPart, SftPart, Collator]:
+    """Return tokenizer, rows to train on, held-out rows and their collate function.
+
+    Raises UserError.
+    """
+    check_4bit(cfg.policy)
+    tokenizer = open_tokenizer(cfg)
+    train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
+    return tokenizer, train, held_out, _collator(cfg, tokenizer, (train, held_out))
+
+
+def _check_template(cfg: SftConfig, parts: Sequence[SftPart]) -> None:
+    """Raise UserError if the chat template fails its check, or adapters do not fit."""
+    for part in parts:
+        check_findings(cfg, part)
+    check_adapters(cfg.policy, trl=True)
 
 
 def _collator(cfg: SftConfig, tokenizer: Any, parts: Sequence[SftPart]) -> Collator:
@@ -138,7 +168,7 @@ class SftRun(TrlRun[SftConfig]):
         self,
         start: TrlStart[SftConfig],
         trainer: Any,
-        runlog: RunLog,
+        runlog: RunLog | None,
         plan: TrlPlan,
         held_out: Sequence[SftRow],
         collator: Collator,
@@ -153,10 +183,16 @@ class SftRun(TrlRun[SftConfig]):
         """Measure the loss on the held-out rows, and log it."""
         cfg = self.cfg
         stats = held_out_stats(
-            self.trainer.model, self.held_out, self.collator, cfg.eval.batch_size, cfg.misc.dtype
+            self.trainer.model,
+            self.held_out,
+            self.collator,
+            cfg.eval.batch_size,
+            cfg.misc.dtype,
+            self.start.world,
         )
-        line = {"update": update, "set": DEFAULT_EVAL_SET, **stats}
-        append_jsonl(self.log.folder / "eval.jsonl", line)
+        if self.log:
+            line = {"update": update, "set": DEFAULT_EVAL_SET, **stats}
+            append_jsonl(self.log.folder / "eval.jsonl", line)
         return stats
 
     def rating(self, stats: Mapping[str, Any]) -> float:

@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,6 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(401, {"error": {"message": "no such key", "type": "unauthorized"}})
             return
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        server.request_counts.update(texts)
         data = [
             {"object": "embedding", "index": index, "embedding": vector_of(text)}
             for index, text in enumerate(texts)
@@ -151,13 +153,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class NgramServer(ThreadingHTTPServer):
-    """An embedding server. refuses: whether it refuses a request for vectors."""
+    """An embedding server.
+
+    refuses: whether it refuses a request for vectors.
+    request_counts: how often it has embedded each text.
+    """
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__((host, port), _Handler)
         self.refuses: Callable[[], bool] = lambda: False
+        self.request_counts: Counter[str] = Counter()
 
     @property
     def url(self) -> str:

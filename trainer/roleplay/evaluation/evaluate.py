@@ -12,6 +12,7 @@ from torch import nn
 
 from scorekit.rewards.rules import chrf
 from trainer.chat.render import render
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
@@ -60,27 +61,44 @@ def evaluate_policy(
     device: torch.device,
     *,
     kl: bool,
+    world: DistributedContext | None = None,
 ) -> RoleplayReport:
     """Answer each turn once and score the replies.
 
     The same policy gives the same replies, also at a temperature above 0, and the caller's random
     state does not change.
     kl: also measure the KL to the start (which `cfg.policy` defines).
+    world: the processes that share the turns; None: this one answers all. If they share the
+    weights, each answers all turns, since they have to make the same passes. The main one scores.
     Raises what the rewards raise.
     """
     started = time.monotonic()
-    prompts = prompt_ids(turns, tokenizer, cfg)
+    shares = world is not None and not world.is_sharded
+    own_turns = world.own_block(turns) if world is not None and shares else turns
+    prompts = prompt_ids(own_turns, tokenizer, cfg) if own_turns else []
     with preserve_rng_state(model, _SEED), autocast(device, cfg.misc.dtype):
         replies = sample_replies(prompts, model, tokenizer, cfg, evaluation=True)
-        kl_values: list[float | None] = [None] * len(turns)
+        kl_values: list[float | None] = [None] * len(own_turns)
         if kl:
             completions = [reply.ids for reply in replies]
             kl_values = kl_to_start(model, cfg.policy, device, prompts, completions)
-    lines = [
-        {**line, "kl_start": value}
-        for line, value in zip(score_lines(turns, replies, cfg.reward), kl_values, strict=True)
-    ]
+    answers = list(zip(replies, kl_values, strict=True))
+    if world is None:
+        lines = _lines(turns, answers, cfg.reward)
+    else:
+        all_answers = world.gather(answers) if shares else answers
+        lines = world.from_main(lambda: _lines(turns, all_answers, cfg.reward))
     return RoleplayReport(compute_stats(lines) | {"seconds": time.monotonic() - started}, lines)
+
+
+def _lines(
+    turns: Sequence[RoleplayTurn],
+    answers: Sequence[tuple[SampledReply, float | None]],
+    cfg: RewardConfig,
+) -> list[dict[str, Any]]:
+    """Return a line for each turn. answers: replies, and their KL to the start."""
+    scored = score_lines(turns, [reply for reply, _ in answers], cfg)
+    return [{**line, "kl_start": kl} for line, (_, kl) in zip(scored, answers, strict=True)]
 
 
 def prompt_ids(

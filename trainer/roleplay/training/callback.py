@@ -10,6 +10,7 @@ from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.training.echo import EchoWatch
 from trainer.runs.stats import Stats
 from trainer.runs.trl.callback import RunCallback
+from trainer.runs.trl.processes import update_size
 from trainer.runs.trl.run import TrlRun
 
 #: TRL's name of a stat -> ours, if more than `_` for `/` differs.
@@ -46,7 +47,7 @@ class RoleplayCallback(RunCallback):
         run, trainer = self.run, self.run.trainer
         line: dict[str, Any] = {"update": self.last, **self._stats(logs)}
         every = run.cfg.misc.dump_every_n_updates
-        if trainer.sampled and every and self.last % every == 0:
+        if run.log and trainer.sampled and every and self.last % every == 0:
             run.log.write_completions(self.last, trainer.completions())
         trainer.sampled = False
         self.write(line)
@@ -62,7 +63,6 @@ class RoleplayCallback(RunCallback):
         trainer = self.run.trainer
         seconds = trainer.take_seconds()
         total_s = stats.pop("step_time", None) or 0.0
-        args = trainer.args
-        stats["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        stats["samples"] = update_size(self.run.cfg.grpo, self.run.start.world.size)
         stats["update_s"] = round(max(0.0, total_s - sum(seconds.values())), 3)
         return stats | seconds

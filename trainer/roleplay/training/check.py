@@ -26,7 +26,10 @@ from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.cli.machine import check_device
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model
-from trainer.runs.trl.arguments import check_alone, one_device
+from trainer.runs.memory import free_memory
+from trainer.runs.trl.arguments import one_device
+from trainer.runs.trl.memory import estimate_trl_memory, memory_text
+from trainer.runs.trl.processes import shares_text, started_processes
 
 
 def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
@@ -53,7 +56,8 @@ def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
     if train and model is not None and tokenizer is not None:
         _check_template(cfg, tokenizer, train, findings)
         if device is not None:
-            run_check("grpo", _grpo, cfg, device, train, model, tokenizer)
+            run_check("grpo", _grpo, cfg, device, train, model, tokenizer, processes)
+            run_check("memory", _memory, cfg, device, train, model, tokenizer, processes, findings)
         run_check("rewards", _rewards, cfg, train, tokenizer)
     check_output_paths(findings, cfg)
     return findings
@@ -104,9 +108,8 @@ def _overlap(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) ->
 
 
 def _device(cfg: RoleplayConfig, processes: int) -> tuple[torch.device, str]:
-    check_alone("role-play", processes)
     device, description = check_device(cfg.misc)
-    return one_device(device, "role-play"), description
+    return one_device(device, "role-play", processes), description
 
 
 def _check_template(
@@ -134,15 +137,50 @@ def _grpo(
     turns: Sequence[RoleplayTurn],
     model: nn.Module,
     tokenizer: Any,
+    processes: int,
 ) -> tuple[None, str]:
-    arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(turns))
+    factor = max(1, processes // started_processes())
+    arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(turns), factor=factor)
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model, tokenizer))
     settings = ", ".join(
         f"{key} {value}" for key, value in printed_options(arguments, stops).items()
     )
     prompts = arguments.generation_batch_size // arguments.num_generations
     epoch = updates_per_epoch(arguments, len(turns))
-    return None, f"{prompts} prompts a sampling, {epoch} updates an epoch; {settings}"
+    shares = shares_text(cfg.grpo, processes, "completions")
+    return None, f"{shares}; {prompts} prompts a sampling, {epoch} updates an epoch; {settings}"
+
+
+def _memory(
+    cfg: RoleplayConfig,
+    device: torch.device,
+    turns: Sequence[RoleplayTurn],
+    model: nn.Module,
+    tokenizer: Any,
+    processes: int,
+    findings: Findings,
+) -> tuple[None, str]:
+    longest = max(len(ids) for ids in prompt_ids(turns, tokenizer, cfg))
+    grpo, length = cfg.grpo, longest + cfg.grpo.max_completion_length
+    passes = grpo.steps_per_generation or grpo.gradient_accumulation_steps
+    tokens = grpo.per_device_train_batch_size * length
+    rows, sharded = (
+        estimate_trl_memory(
+            cfg,
+            model,
+            tokens,
+            sampled_tokens=0 if grpo.options.get("use_vllm") else tokens * passes,
+            has_reference=grpo.beta > 0 and not cfg.policy.lora.r,
+            shards=shards,
+        )
+        for shards in (1, processes)
+    )
+    findings.memory = [
+        *rows,
+        ("all", sum(size for _, size in rows)),
+        (f"free on {device.type}", free_memory(device)),
+    ]
+    return None, memory_text(rows, sharded, device, processes)
 
 
 def _rewards(

@@ -6,6 +6,7 @@ The overridden methods are those of TRL 1.16 and transformers.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -143,25 +144,30 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
             "finish_reason", ["eos" if has_eos else "length" for has_eos in has_eos_flags]
         )
         rewards = (rewards_NF * self.reward_weights.to(rewards_NF.device)).nansum(dim=1)
+        rewards[rewards_NF.isnan().all(dim=1)] = torch.nan  # its group is left out of the mean
         groups = rewards.view(-1, self.num_generations)
-        self._metrics["train"]["reward_group_std"].append(groups.std(dim=1).mean().item())
+        self._metrics["train"]["reward_group_std"].append(groups.std(dim=1).nanmean().item())
         return rewards_NF
 
     def completions(self) -> list[dict[str, Any]]:
-        """Return a dump line for each completion of the last sampling."""
+        """Return a dump line for each completion of the last sampling. A missing reward is None."""
         logs: Any = self._logs
         size = len(logs["completion"])
         weights = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         lines = []
         for index in range(size):
-            rewards = {name: values[index] for name, values in logs["rewards"].items()}
+            rewards = {
+                name: None if math.isnan(values[index]) else values[index]
+                for name, values in logs["rewards"].items()
+            }
+            parts = [weights[name] * value for name, value in rewards.items() if value is not None]
             lines.append(
                 {
                     **{name: values[index] for name, values in logs["extra"].items()},
                     "group": index // int(self.num_generations or 1),
                     "user": logs["prompt"][index][-1]["content"],
                     "completion": logs["completion"][index][-1]["content"],
-                    "reward": sum(weights[name] * value for name, value in rewards.items()),
+                    "reward": sum(parts) if parts else None,
                     "rewards": rewards,
                     "advantage": logs["advantages"][index],
                 }

@@ -22,11 +22,17 @@ _OWN_OPTIONS = OURS | {
 
 
 def grpo_arguments(
-    cfg: RoleplayConfig, device: torch.device, reward_weights: Sequence[float], turns: int
+    cfg: RoleplayConfig,
+    device: torch.device,
+    reward_weights: Sequence[float],
+    turns: int,
+    *,
+    factor: int = 1,
 ) -> Any:
     """Return TRL's `GRPOConfig`.
 
     turns: number of training turns.
+    factor: processes for each one that is started: one then has the passes of them all.
     Raises UserError, also if there are too few turns for a batch.
     """
     from trl.trainer.grpo_config import GRPOConfig
@@ -40,6 +46,7 @@ def grpo_arguments(
         reserved=_OWN_OPTIONS,
         reward_weights=list(reward_weights),
         chat_template_kwargs=cfg.chat.template_kwargs or None,
+        per_device_train_batch_size=cfg.grpo.per_device_train_batch_size * factor,
     )
     _check_rounds(cfg, arguments, turns)
     return arguments

@@ -18,6 +18,7 @@ from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
+from trainer.rl.barrier import ProcessStalled
 from trainer.rl.policy.adapters import adapter_config, check_adapters
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.roleplay.calibration.anchors import FILE, read_calibration
@@ -37,6 +38,7 @@ from trainer.roleplay.training.options import (
     updates_per_epoch,
     updates_per_sampling,
 )
+from trainer.roleplay.training.whole_batch import of_whole_batch
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.checkpoints.checkpoint import read_state
@@ -59,29 +61,40 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
     starts again in its folder.
     """
     with start_trl_run(cfg, "role-play", resume=resume) as start, ExitStack() as exit_stack:
-        tokenizer = open_tokenizer(cfg)
-        train, held_out = preflight.read_turns(cfg, tokenizer)
-        arguments = grpo_arguments(cfg, start.device, weights_of(cfg.reward), len(train))
-        inputs = RunInputs(tokenizer, train, held_out, arguments)
-        plan = plan_of(start, inputs)
-        if start.checkpoint is not None and plan.is_done(start.done, start.reports):
+        world = start.world
+        inputs = world.on_all(lambda: read_inputs(start))
+        plan, reports = plan_of(start, inputs), start.reports
+        if start.checkpoint is not None and plan.is_done(start.done, reports):
             total = plan.num_updates
             log.warning("%s has its %d updates. Raise grpo.max_steps", start.folder, total)
-            return start.artifacts(start.reports)
-        preflight.check_chat(cfg, tokenizer, train)
-        check_adapters(cfg.policy, trl=True)
-        calibration = open_rewards(start, inputs, exit_stack)
-        plan = replace(plan, origin=plan.origin | calibration_origin(calibration))
-        model = start.load_policy()
+            return start.artifacts(reports)
+        tokenizer = inputs.tokenizer
+        world.on_main(lambda: preflight.check_chat(cfg, tokenizer, inputs.train))
+        world.on_main(lambda: check_adapters(cfg.policy, trl=True))
+        folders: list[Path] = []  # one, on the main process
+        world.on_main(lambda: folders.append(open_rewards(start, inputs, exit_stack)))
+        for folder in folders:
+            plan = replace(plan, origin=plan.origin | calibration_origin(folder))
+        model = world.on_all(start.load_policy)
         stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model, tokenizer))
-        settings = printed_options(arguments, stops)
-        trainer = open_trainer(start, inputs, model)
+        settings = printed_options(inputs.arguments, stops)
+        trainer = world.on_all(lambda: open_trainer(start, inputs, model))
         runlog = start.open_log()
-        all_settings = arguments.to_dict() | settings
-        write_atomic(start.folder / "grpo.json", json.dumps(all_settings, indent=1, default=str))
-        if calibration != start.folder:
-            shutil.copy(calibration / FILE, start.folder / FILE)
+        for folder in folders:
+            all_settings = json.dumps(inputs.arguments.to_dict() | settings, indent=1, default=str)
+            write_atomic(start.folder / "grpo.json", all_settings)
+            if folder != start.folder:
+                shutil.copy(folder / FILE, start.folder / FILE)
         return RoleplayRun(start, trainer, runlog, plan, inputs, settings).go()
+
+
+def read_inputs(start: TrlStart[RoleplayConfig]) -> RunInputs:
+    """Return the tokenizer, the turns whose prompt fits, and TRL's arguments. Raises UserError."""
+    cfg = start.cfg
+    tokenizer = open_tokenizer(cfg)
+    train, held_out = preflight.read_turns(cfg, tokenizer)
+    arguments = grpo_arguments(cfg, start.device, weights_of(cfg.reward), len(train))
+    return RunInputs(tokenizer, train, held_out, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,7 @@ def plan_of(start: TrlStart[RoleplayConfig], inputs: RunInputs) -> TrlPlan:
 
 def open_rewards(start: TrlStart[RoleplayConfig], inputs: RunInputs, exit_stack: ExitStack) -> Path:
     """Open the embedder, and run every reward function on two rows; return the folder of the
-    calibration.
+    calibration. Only the main process calls it: it scores for all.
 
     It is the run's own if the run is resumed; else the run's folder may have that of an earlier
     run.
@@ -150,7 +163,7 @@ def open_trainer(start: TrlStart[RoleplayConfig], inputs: RunInputs, model: nn.M
     try:
         trainer = RoleplayTrainer(
             model=model,
-            reward_funcs=[reward.function for reward in REWARDS],
+            reward_funcs=[of_whole_batch(reward.function, start.world) for reward in REWARDS],
             args=inputs.arguments,
             train_dataset=Dataset.from_dict(columns_of(inputs.train)),
             processing_class=inputs.tokenizer,
@@ -172,7 +185,7 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
         self,
         start: TrlStart[RoleplayConfig],
         trainer: Any,
-        runlog: RunLog,
+        runlog: RunLog | None,
         plan: TrlPlan,
         inputs: RunInputs,
         settings: dict[str, Any],
@@ -189,6 +202,8 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
         self.console.print_line(", ".join(f"{key} {value}" for key, value in self.settings.items()))
         try:
             return super().learn()
+        except ProcessStalled:  # a checkpoint needs all processes
+            raise
         except ScorekitError as error:
             update = self.trainer.state.global_step
             if update > self.done and self.trainer.saved != self.trainer.folder_of(update):
@@ -220,9 +235,11 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
             self.cfg,
             self.start.device,
             kl=self.cfg.eval.kl,
+            world=self.start.world,
         )
-        line = {"update": update, "set": DEFAULT_EVAL_SET, "decides": True} | report.stats
-        self.log.write_evaluation(line, report.examples)
+        if self.log:
+            line = {"update": update, "set": DEFAULT_EVAL_SET, "decides": True} | report.stats
+            self.log.write_evaluation(line, report.examples)
         self.echo.add_evaluation(update, report.stats)
         return report.stats
 

@@ -55,6 +55,7 @@ class CheckpointState:
     rated_by: the evaluation set of this reward.
     origin: paths and digests of the run's inputs, with the reference policy
     (trainer/runs/checkpoints/resume.py).
+    is_sharded: whether the optimizer's state has the names of sharded weights.
     versions: of transformers and torch.
     files: name -> [bytes, digest].
     """
@@ -67,6 +68,7 @@ class CheckpointState:
     rated_by: str = DEFAULT_EVAL_SET
     origin: dict[str, dict[str, str | None]] = field(default_factory=dict)
     processes: int = 1
+    is_sharded: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[Any]] = field(default_factory=dict)
 

@@ -8,11 +8,11 @@ from torch import nn
 from scorekit.errors import UserError
 from scorekit.report.findings import Findings
 from trainer.rl.policy.devices import prepare_torch
-from trainer.runs.config import DeviceConfig, RunConfig
+from trainer.runs.config import MachineConfig, RunConfig
 from trainer.runs.memory import GIB, estimate_memory, free_memory
 
 
-def check_device(misc: DeviceConfig) -> tuple[torch.device, str]:
+def check_device(misc: MachineConfig) -> tuple[torch.device, str]:
     """Return the device, and its name. Raises UserError if it does not exist."""
     device = prepare_torch(misc.device, misc.threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"

@@ -1,4 +1,4 @@
-"""Shared by runs on TRL's trainers: their options from a run's config, one process, one device.
+"""Shared by runs on TRL's trainers: their options from a run's config, and one device a process.
 
 The options are those of transformers.
 """
@@ -129,21 +129,14 @@ def _check_option(
         raise UserError(f"{key}: TRL's {kind.__name__} has no such option{suggestion}")
 
 
-def check_alone(task: str, processes: int = 1) -> None:
-    """Raise UserError if several processes would share a run.
-
-    processes: how many are to be started, if they are not yet.
-    """
-    if max(processes, int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise UserError(f"{task} runs in one process. Start it without torchrun or accelerate")
-
-
-def one_device(device: torch.device, task: str) -> torch.device:
+def one_device(device: torch.device, task: str, processes: int) -> torch.device:
     """Return the device. Raises UserError if transformers would choose another one."""
-    if device.type == "cuda" and (device.index is not None or torch.cuda.device_count() > 1):
+    several = processes == 1 and device.type == "cuda" and torch.cuda.device_count() > 1
+    if device.type == "cuda" and (device.index is not None or several):
         raise UserError(
-            f"misc.device: {task} trains on one GPU. Set CUDA_VISIBLE_DEVICES to that one, and "
-            "misc.device to cuda or auto"
+            f"misc.device: a process of {task} trains on one GPU. Set misc.device to cuda or auto, "
+            "and CUDA_VISIBLE_DEVICES to that one; or start a process for each GPU (accelerate "
+            "launch)"
         )
     return device
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from trainer.rl.policy.wrappers import unwrap_peft
 from trainer.runs.trackers import track
 from trainer.runs.trl.run import TrlRun
 
@@ -18,16 +19,21 @@ class RunCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin when weights and states of a checkpoint are loaded."""
+        if self.run.start.world.is_sharded:
+            # transformers: processes then sample until all have ended. accelerate does not say so
+            unwrap_peft(self.run.trainer.model)._is_fsdp_managed_module = True
         self.run.begin()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that there is something to save from now on."""
         self.run.shutdown.is_deferring = True
+        self.run.start.world.set_phase(f"update {state.global_step + 1}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide whether to evaluate, save and stop after an update."""
         run, update, is_last = self.run, state.global_step, state.global_step >= state.max_steps
-        should_stop = run.shutdown.signal_number != 0 and update % run.plan.span == 0
+        run.start.world.set_phase(f"update {update}, end")
+        should_stop = run.sync_signal() != 0 and update % run.plan.span == 0
         eval_interval = run.cfg.eval.eval_every_n_updates
         save_interval = run.cfg.misc.save_every_n_updates
         control.should_evaluate = not should_stop and (
@@ -40,6 +46,7 @@ class RunCallback(TrainerCallback):
 
     def write(self, line: dict[str, Any]) -> None:
         """Write a line of log.jsonl."""
-        self.run.log.write_update(line)
+        if self.run.log:
+            self.run.log.write_update(line)
         track(self.run.accelerator, "train", line, line["update"])
         self.run.console.update(line)

@@ -54,21 +54,24 @@ class TrlPlan:
 class TrlRun(ABC, Generic[C]):
     """A run with everything loaded and opened. A task says how it evaluates and learns."""
 
-    def __init__(self, start: TrlStart[C], trainer: Any, runlog: RunLog, plan: TrlPlan) -> None:
-        from accelerate import Accelerator
-
+    def __init__(
+        self, start: TrlStart[C], trainer: Any, runlog: RunLog | None, plan: TrlPlan
+    ) -> None:
         self.start, self.trainer, self.log, self.plan = start, trainer, runlog, plan
         self.cfg, self.done, self.reports = start.cfg, start.done, start.reports
-        self.shutdown, misc = ShutdownHandler(), start.cfg.misc
-        self.accelerator = Accelerator(  # has the trackers
-            log_with=misc.trackers or None, project_dir=start.folder / "trackers"
-        )
+        quiet, misc = not start.world.is_main, start.cfg.misc
+        self.shutdown = ShutdownHandler(quiet=quiet)
+        #: Of the signal that any process has received, the same on all of them.
+        self.signal_number = 0
+        self.accelerator = start.world.accelerator  # has the trackers
         columns, narrow_titles = tables.columns(plan.table)
         self.console = Console(
-            columns, narrow_titles, plan.num_updates, self.done, verbose=misc.verbose
+            columns, narrow_titles, plan.num_updates, self.done, quiet=quiet, verbose=misc.verbose
         )
         folder = start.folder / "checkpoints"
-        trainer.connect(folder, misc.keep_checkpoints, self.state, self.evaluate_update)
+        trainer.connect(
+            folder, misc.keep_checkpoints, self.state, self.evaluate_update, start.world
+        )
 
     @abstractmethod
     def evaluate(self, update: int) -> dict[str, Any]:
@@ -78,6 +81,12 @@ class TrlRun(ABC, Generic[C]):
     def rating(self, stats: Mapping[str, Any]) -> float | None:
         """Return the value by which the best checkpoint is chosen, higher is better; None if the
         evaluation is not comparable."""
+
+    def sync_signal(self) -> int:
+        """Return the number of the signal that ends the run, or 0. Every process has to call it."""
+        numbers = self.start.world.gather([self.shutdown.signal_number])
+        self.signal_number = max(numbers)
+        return self.signal_number
 
     def go(self) -> Artifacts:
         """Run all updates, with evaluations before, between and after."""
@@ -90,6 +99,10 @@ class TrlRun(ABC, Generic[C]):
     def learn(self) -> ScorekitError | None:
         """Run TRL's loop, which calls `begin`; return the error that ended it."""
         checkpoint = str(self.start.checkpoint) if self.start.checkpoint else None
+        if self.start.world.is_sharded:
+            self.start.world.copy_from_main(self.trainer.model)
+            if self.start.checkpoint:
+                self.trainer.load_weights(self.start.checkpoint)
         if self.done < self.plan.num_updates:
             self.trainer.train(resume_from_checkpoint=checkpoint)
         else:  # only its evaluation is missing
@@ -110,21 +123,24 @@ class TrlRun(ABC, Generic[C]):
         """Evaluate and show the result, and save if it is the best; {} without held-out rows."""
         if not self.plan.is_evaluated:
             return {}
+        self.start.world.set_phase(f"update {update}, evaluation")
         stats = self.evaluate(update)
         track(self.accelerator, "eval", stats, update)
         self.console.print_line(tables.evaluation_line(self.plan.table, update, stats))
         earlier = [self.rating(report) for number, report in self.reports if number > 0]
         self.reports.append((update, stats))
         should_save = self.cfg.misc.save_every_n_updates and is_best(self.rating(stats), earlier)
-        if update and (should_save or self.shutdown.signal_number):
+        signal_number = self.sync_signal()
+        if update and (should_save or signal_number):
             self.trainer.control.should_save = True
-        if self.shutdown.signal_number:
+        if signal_number:
             self.trainer.control.should_training_stop = True
         return {f"eval_{key}": value for key, value in stats.items()}
 
     def state(self, update: int) -> CheckpointState:
         """Return the checkpoint state of the run."""
-        self.log.sync()
+        if self.log:
+            self.log.sync()
         report = dict(self.reports).get(update)
         return CheckpointState(
             update,
@@ -133,11 +149,13 @@ class TrlRun(ABC, Generic[C]):
             learning_rate=self.trainer.lr_scheduler.get_last_lr()[0],
             reward=self.rating(report) if report else None,
             origin=self.plan.origin,
+            processes=self.start.world.size,
+            is_sharded=self.start.world.is_sharded,
         )
 
     def _finish(self, failure: ScorekitError | None) -> Artifacts:
         """Return the artifacts of a finished or stopped run."""
-        update, signal_number = self.trainer.state.global_step, self.shutdown.signal_number
+        update, signal_number = self.trainer.state.global_step, self.sync_signal()
         saved = self.trainer.saved
         progress = f"update {update}" if saved or self.start.checkpoint else "no update yet"
         stop_reason, code = None, 0
@@ -149,6 +167,7 @@ class TrlRun(ABC, Generic[C]):
             code = 128 + signal_number
         if stop_reason:
             log.warning("the run ends: %s", stop_reason)
+        self.start.world.wait()  # torchrun ends all processes with the first that exits
         return self.start.artifacts(self.reports, saved, stop_reason, code)
 
 

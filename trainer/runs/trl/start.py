@@ -11,7 +11,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from scorekit.errors import UserError
 from trainer.rl.config import LoraConfig
+from trainer.rl.distributed import DistributedContext, FailedOnMain
 from trainer.rl.matmul import use_onednn
 from trainer.rl.policy.devices import prepare_torch
 from trainer.rl.policy.loading import load_policy
@@ -26,10 +28,16 @@ from trainer.runs.checkpoints.resume import (
 )
 from trainer.runs.config import DEFAULT_EVAL_SET, KeptConfig
 from trainer.runs.matmul import settle_matmul
-from trainer.runs.messages import Messages, messages
+from trainer.runs.messages import Messages, messages, messages_of_main
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
 from trainer.runs.trackers import check_trackers
-from trainer.runs.trl.arguments import check_alone, one_device
+from trainer.runs.trl.arguments import one_device
+from trainer.runs.trl.processes import (
+    changed_processes,
+    check_launch,
+    check_sharding,
+    started_processes,
+)
 
 C = TypeVar("C", bound=KeptConfig)
 
@@ -38,15 +46,21 @@ C = TypeVar("C", bound=KeptConfig)
 class TrlStart(Generic[C]):
     """A run whose folder is checked, before its weights are loaded.
 
+    world: the processes of the run.
     resume: whether a run in its folder is resumed, or started again.
     checkpoint: what it is resumed from; None: it starts from the beginning.
     """
 
     cfg: C
-    device: torch.device
+    world: DistributedContext
     messages: Messages
     resume: bool
     checkpoint: Path | None
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of this process."""
+        return self.world.device
 
     @property
     def folder(self) -> Path:
@@ -59,11 +73,13 @@ class TrlStart(Generic[C]):
         return read_state(self.checkpoint).update if self.checkpoint else 0
 
     def earlier_lines(self, name: str) -> list[dict[str, Any]]:
-        """Return the lines of a file of the run, up to the checkpoint."""
+        """Return the lines of a file of the run, up to the checkpoint. Every process calls it."""
         if self.checkpoint is None:
             return []
         done = self.done
-        return [line for line in read_jsonl(self.folder / name) if line["update"] <= done]
+        return self.world.from_main(
+            lambda: [line for line in read_jsonl(self.folder / name) if line["update"] <= done]
+        )
 
     def origin(self, prompts: Mapping[str, Iterable[tuple[str, Sequence[int]]]]) -> Origin:
         """Return the origin of weights and prompts.
@@ -74,8 +90,8 @@ class TrlStart(Generic[C]):
         origin, sources = weight_origin(self.cfg.policy), self.cfg.sources
         for key, texts_and_ids in prompts.items():
             origin |= prompt_origin(key, sources[key], texts_and_ids)
-        if self.checkpoint is not None:
-            check_origin(origin, read_state(self.checkpoint))
+        if (checkpoint := self.checkpoint) is not None:
+            self.world.on_all(lambda: check_origin(origin, read_state(checkpoint)))
         return origin
 
     def load_policy(self) -> nn.Module:
@@ -86,11 +102,17 @@ class TrlStart(Generic[C]):
             use_onednn(model)
         return model
 
-    def open_log(self) -> RunLog:
-        """Return the run's log: an earlier run is replaced, or cut after the checkpoint."""
+    def open_log(self) -> RunLog | None:
+        """Return the run's log: an earlier run is replaced, or cut after the checkpoint.
+
+        None in a process that is not the main one. Every process has to call it.
+        """
         done = self.done if self.checkpoint else None
-        runlog = RunLog(self.cfg, resume=self.resume, done=done)
-        self.messages.write_to(runlog.folder)
+        runlog = None
+        if self.world.is_main:
+            runlog = RunLog(self.cfg, resume=self.resume, done=done)
+            self.messages.write_to(runlog.folder)
+        self.world.wait()  # no process reads the folder while it is created
         return runlog
 
     @property
@@ -116,6 +138,7 @@ class TrlStart(Generic[C]):
             reports,
             {DEFAULT_EVAL_SET: reports} if reports else {},
             stop_reason,
+            is_main=self.world.is_main,
             exit_code=exit_code,
         )
 
@@ -128,14 +151,41 @@ def start_trl_run(cfg: C, task: str, *, resume: bool) -> Iterator[TrlStart[C]]:
     resume: resume the folder's run from its newest complete checkpoint, or start it again.
     Raises UserError for whatever the user can fix.
     """
-    check_alone(task)
     misc = cfg.misc
-    with messages() as run_messages:
-        check_trackers(misc.trackers)
-        device = one_device(prepare_torch(misc.device, misc.threads), task)
-        checkpoint = checkpoint_to_resume(cfg) if resume else None
-        cfg = settle_matmul(cfg, checkpoint, device)
-        if checkpoint is None:
-            check_run_dir(cfg, resume or None)
-        open_run_dir(misc)
-        yield TrlStart(cfg, device, run_messages, resume, checkpoint)
+    check_trackers(misc.trackers)
+    device = one_device(prepare_torch(misc.device, misc.threads), task, started_processes())
+    world = DistributedContext(
+        device, misc.trackers, Path(misc.run_dir) / "trackers", patience_s=misc.patience_s
+    )
+    with messages() as run_messages, messages_of_main(world.is_main), world.monitored():
+        try:
+            world.on_all(lambda: check_launch(cfg, task, world))
+            checkpoint = _checkpoint(cfg, world) if resume else None
+            cfg = settle_matmul(cfg, checkpoint, world)
+            if checkpoint is None:
+                world.on_main(lambda: check_run_dir(cfg, resume or None))
+            world.on_main(lambda: open_run_dir(misc))
+            yield TrlStart(cfg, world, run_messages, resume, checkpoint)
+        except FailedOnMain:  # it has printed the error
+            raise SystemExit(0) from None
+
+
+def _checkpoint(cfg: KeptConfig, world: DistributedContext) -> Path | None:
+    """Return what the run is resumed from; None: nothing. Raises UserError."""
+    checkpoint = world.on_all(lambda: checkpoint_to_resume(cfg))
+    names = world.gather([None if checkpoint is None else checkpoint.name])
+
+    def check() -> None:
+        for rank, name in enumerate(names):
+            if name != names[0]:
+                raise UserError(
+                    f"misc.run_dir: process {rank} has {name or 'no checkpoint'} in "
+                    f"{cfg.misc.run_dir}, and process 0 {names[0] or 'none'}. Give all hosts one "
+                    "folder, or copy its checkpoints"
+                )
+        if checkpoint is not None:
+            check_sharding(cfg, read_state(checkpoint), world)
+            changed_processes(cfg, read_state(checkpoint), world.size)
+
+    world.on_main(check)
+    return checkpoint

@@ -1,0 +1,101 @@
+"""The processes that share a run on a trainer of TRL, and the sizes of its updates.
+
+Each process makes `per_device_train_batch_size` x `gradient_accumulation_steps` sequences of an
+update, as TRL has it: so twice the processes make twice the update, unless the first is halved.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from scorekit.errors import UserError
+from trainer.rl.distributed import DistributedContext
+from trainer.runs.checkpoints.checkpoint import CheckpointState
+from trainer.runs.config import KeptConfig
+
+log = logging.getLogger(__name__)
+#: Task -> its section with TRL's options.
+_SECTIONS = {"roleplay": "grpo", "sft": "sft"}
+
+
+def started_processes() -> int:
+    """Return the number of processes that torchrun or accelerate has started; 1 without them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_launch(cfg: KeptConfig, task: str, world: DistributedContext) -> None:
+    """Raise UserError if this kind of start cannot do what the config wants."""
+    from accelerate import DistributedType
+
+    if world.accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise UserError(
+            f"{task} does not learn with DeepSpeed. Start it with configs/accelerate/ddp.yaml"
+        )
+    if not world.is_sharded:
+        return
+    if cfg.policy.load_in_4bit:
+        raise UserError(
+            "policy.load_in_4bit: weights in 4 bits are not sharded. Start it with "
+            "configs/accelerate/ddp.yaml, or set it to false"
+        )
+    if cfg.policy.lora.r and task == "role-play":
+        raise UserError(
+            "policy.lora.r: role-play with sharded weights trains every weight. Start it with "
+            "configs/accelerate/ddp.yaml, or set it to 0"
+        )
+
+
+def check_sharding(cfg: KeptConfig, state: CheckpointState, world: DistributedContext) -> None:
+    """Raise UserError if a run of whole weights would be resumed with sharded ones, or reverse."""
+    if state.is_sharded != world.is_sharded:
+        kinds = ("whole", "sharded") if state.is_sharded else ("sharded", "whole")
+        config = "fsdp2" if state.is_sharded else "ddp"
+        raise UserError(
+            f"--resume: {cfg.misc.run_dir} has the optimizer's state of {kinds[1]} weights, and "
+            f"this start has {kinds[0]} ones. Start it with configs/accelerate/{config}.yaml"
+        )
+
+
+def changed_processes(cfg: Any, state: CheckpointState, processes: int) -> None:
+    """Log what another number of processes changes in a run that is resumed."""
+    before = state.processes
+    if before == processes:
+        return
+    section = _SECTIONS[cfg.task]
+    now, then = getattr(cfg, section), state.config[section]
+    key = "per_device_train_batch_size"
+    size = update_size(now, processes)
+    old_size = then[key] * then["gradient_accumulation_steps"] * before
+    if size == old_size:
+        effect = f"an update has {size} sequences as before, of the same rows"
+    else:
+        effect = (
+            f"an update has {size} sequences, and had {old_size}: the run continues at its update "
+            "of this size, so some rows come again, or are left out, in this pass"
+        )
+        if old_size % (now.gradient_accumulation_steps * processes) == 0:
+            value = old_size // (now.gradient_accumulation_steps * processes)
+            effect += f" ({section}.{key}: {value} keeps the size)"
+    log.warning(
+        "changed since the run started: processes: %d then, %d now: %s. Random states start anew",
+        before,
+        processes,
+        effect,
+    )
+
+
+def update_size(section: Any, processes: int) -> int:
+    """Return the number of sequences of an update. section: `grpo` or `sft` of a config."""
+    share = section.per_device_train_batch_size * section.gradient_accumulation_steps
+    return int(share * processes)
+
+
+def shares_text(section: Any, processes: int, unit: str) -> str:
+    """Return the size of an update and each process's share in words. unit: of sequences."""
+    text = f"one update: {update_size(section, processes)} {unit}"
+    if processes > 1:
+        share = update_size(section, 1)
+        text += f", {share} for each of {processes} processes (none is idle)"
+    return text
