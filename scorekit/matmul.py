@@ -17,7 +17,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -49,6 +49,14 @@ _CHECKED_ROWS = 8
 #: Rows for which oneDNN chooses the layout of packed weights: the tokens of a batch on a CPU. All
 #: other numbers of rows use the same layout, so a row's result does not depend on its batch.
 _ROWS = 256
+#: transformers' modules that call a linear layer and at once an activation, by the names of all
+#: their parts: the names of these two.
+_ACTIVATED = {
+    frozenset({"dense", "intermediate_act_fn"}): ("dense", "intermediate_act_fn"),
+    frozenset({"wi_0", "wi_1", "wo", "dropout", "act"}): ("wi_0", "act"),
+}
+#: transformers' forms of GELU: the formula's name in torch, which is oneDNN's name, too.
+_GELUS = {"GELUActivation": "none", "NewGELUActivation": "tanh", "GELUTanh": "tanh"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +206,19 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def multiply(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, gelu: str | None = None
+) -> torch.Tensor:
     """Return x W^T + bias, [..., out], of x [..., in] and W, packed or dense. It has no gradient.
 
-    A dense W is packed within the call, which costs little where x has many rows.
+    A dense W is packed within the call, which costs little where x has many rows. gelu: apply this
+    formula of GELU (none or tanh, as torch calls them); None: apply nothing.
     """
     import torch
 
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, packed, bias, "none" if gelu is None else "gelu", [], gelu or ""
+    )
     return product
 
 
@@ -214,7 +227,8 @@ def pack_linear_layers(network: torch.nn.Module) -> int:
 
     Only float32 layers on a CPU. Their dense weights are freed one by one, so the memory does not
     grow. These stay: layers with hooks, weights that two modules share, and the layers of torch's
-    attention and transformer modules, which use their weights without calling them.
+    attention and transformer modules, which use their weights without calling them. oneDNN also
+    computes a GELU that follows a layer at once, while the product is in the caches.
     """
     modules = list(network.modules())
     users = Counter(
@@ -230,7 +244,27 @@ def pack_linear_layers(network: torch.nn.Module) -> int:
                 del layer.weight  # `modules` still has the layer
             if id(layer) in packed_layers:
                 setattr(parent, name, packed_layers[id(layer)])
+    _join_activations(network, packed_layers)
     return len(packed_layers)
+
+
+def _join_activations(
+    network: torch.nn.Module, packed_layers: Mapping[int, torch.nn.Module]
+) -> None:
+    """Give a GELU to the packed layer before it, in transformers' modules that call both."""
+    import torch
+
+    packed = set(packed_layers.values())
+    parents = Counter(child for module in network.modules() for child in module.children())
+    for module in network.modules():
+        names = _ACTIVATED.get(frozenset(name for name, _ in module.named_children()))
+        if names is None or not type(module).__module__.startswith("transformers.models."):
+            continue
+        layer, activation = (getattr(module, name) for name in names)
+        formula = _GELUS.get(type(activation).__name__)
+        if layer in packed and parents[layer] == 1 and formula and not _has_hooks(activation):
+            layer.gelu = formula
+            setattr(module, names[1], torch.nn.Identity())
 
 
 def _uses_weights_of_children(module: torch.nn.Module) -> bool:
@@ -246,9 +280,12 @@ def _can_be_packed(layer: torch.nn.Module, users: Counter[int]) -> bool:
         and layer.weight.dtype == torch.float32
         and layer.weight.device.type == "cpu"
         and users[id(layer.weight)] == 1
-        and not layer._forward_hooks
-        and not layer._forward_pre_hooks
+        and not _has_hooks(layer)
     )
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 @cache
@@ -256,10 +293,10 @@ def _packed_linear_type() -> Callable[[torch.nn.Linear], torch.nn.Module]:
     """Return the class of the packed layers: a function, so that torch is imported when needed."""
     import torch
     from torch import nn
-    from torch.nn.functional import linear
+    from torch.nn.functional import gelu, linear
 
     class PackedLinear(nn.Module):  # type: ignore[misc]
-        """A linear layer with a packed weight, for inference.
+        """A linear layer with a packed weight, for inference. gelu: its activation; None: none.
 
         With gradients, autocast or another dtype it computes as nn.Linear does, with the weight
         unpacked for each call: right, but slow.
@@ -272,6 +309,7 @@ def _packed_linear_type() -> Callable[[torch.nn.Linear], torch.nn.Module]:
             super().__init__()
             self.in_features, self.out_features = layer.in_features, layer.out_features
             self.bias = layer.bias
+            self.gelu: str | None = None
             self._packed = pack(layer.weight)
             self.train(layer.training)
 
@@ -282,8 +320,9 @@ def _packed_linear_type() -> Callable[[torch.nn.Linear], torch.nn.Module]:
                 and not (torch.is_grad_enabled() and x.requires_grad)
                 and not torch.is_autocast_enabled("cpu")
             ):
-                return multiply(x, self._packed, self.bias)
-            return linear(x, self._packed.to_dense(), self.bias)
+                return multiply(x, self._packed, self.bias, self.gelu)
+            product = linear(x, self._packed.to_dense(), self.bias)
+            return product if self.gelu is None else gelu(product, approximate=self.gelu)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
             """Return a copy with the same packed weight, which never changes."""
@@ -299,6 +338,7 @@ def _packed_linear_type() -> Callable[[torch.nn.Linear], torch.nn.Module]:
 
         def extra_repr(self) -> str:
             """Return the sizes, as nn.Linear does."""
-            return f"in_features={self.in_features}, out_features={self.out_features}"
+            sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+            return sizes if self.gelu is None else f"{sizes}, gelu={self.gelu}"
 
     return PackedLinear

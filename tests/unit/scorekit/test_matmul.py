@@ -10,6 +10,9 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
+from transformers import MT5Config, XLMRobertaXLConfig
+from transformers.models.mt5.modeling_mt5 import MT5DenseGatedActDense
+from transformers.models.xlm_roberta_xl.modeling_xlm_roberta_xl import XLMRobertaXLIntermediate
 
 from scorekit import matmul
 from scorekit.errors import UserError
@@ -149,6 +152,59 @@ def test_a_layer_in_two_modules_stays_one_layer():
     both = nn.ModuleList([nn.Sequential(layer), nn.Sequential(layer)])
     assert pack_linear_layers(both) == 1
     assert both[0][0] is both[1][0]
+
+
+# ---- activations of transformers' modules ----------------------------------------------------
+
+
+def feed_forward(activation, *, gated):
+    """Return a module of transformers that calls a layer and at once an activation."""
+    torch.manual_seed(0)
+    if gated:
+        config = MT5Config(d_model=48, d_ff=64, feed_forward_proj=f"gated-{activation}")
+        module = MT5DenseGatedActDense(config)
+    else:
+        config = XLMRobertaXLConfig(hidden_size=48, intermediate_size=64, hidden_act=activation)
+        module = XLMRobertaXLIntermediate(config)
+    return module.requires_grad_(False).eval()
+
+
+def activation_of(module):
+    return getattr(module, "act", None) or module.intermediate_act_fn
+
+
+@pytest.mark.parametrize(("activation", "gated"), [("gelu", False), ("gelu_new", True)])
+def test_a_gelu_is_computed_with_the_product_before_it(activation, gated):
+    plain, packed = (feed_forward(activation, gated=gated) for _ in range(2))
+    assert pack_linear_layers(packed) == (3 if gated else 1)
+    assert type(activation_of(packed)) is nn.Identity
+    for size in (0.1, 3.0, 1e3):
+        x = size * torch.randn(5, 7, 48)
+        with torch.inference_mode():
+            assert torch.allclose(packed(x), plain(x), rtol=2e-6, atol=2e-6 * size**2)
+    grads = []
+    for module in (plain, packed, deepcopy(packed)):
+        x = torch.linspace(-1, 1, 96).view(2, 48).requires_grad_()
+        module(x).square().sum().backward()
+        grads.append(x.grad)
+    assert torch.allclose(grads[0], grads[1], rtol=1e-5, atol=1e-6)
+    assert torch.equal(grads[1], grads[2])
+
+
+def test_an_activation_stays_where_it_is_another_one_or_may_be_called_alone():
+    class Intermediate(nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.dense, self.intermediate_act_fn = other.dense, other.intermediate_act_fn
+
+    relu, quick = feed_forward("relu", gated=False), feed_forward("gelu_fast", gated=True)
+    hooked, shared = (feed_forward("gelu", gated=False) for _ in range(2))
+    hooked.intermediate_act_fn.register_forward_hook(lambda *_: None)
+    not_of_transformers = Intermediate(feed_forward("gelu", gated=False))
+    modules = [relu, quick, hooked, shared, not_of_transformers]
+    before = [activation_of(module) for module in modules]
+    assert pack_linear_layers(nn.ModuleList([*modules, nn.Sequential(shared.dense)])) == 7
+    assert [activation_of(module) for module in modules] == before
 
 
 def test_other_threads_and_forked_processes_compute_the_same():
