@@ -126,7 +126,8 @@ def check_embedder(url: str, key: str) -> None:
 
 
 def check_reward_model(url: str, key: str) -> None:
-    """Check that a good translation gets more than a bad one, in both forms of a sample."""
+    """Check that a translation gets more than its source as it is, in both forms of a sample."""
+    pairs = [PAIRS[0], {"id": "copy", "src": SOURCE, "mt": SOURCE}]
     chats = [
         {
             "id": pair["id"],
@@ -135,11 +136,11 @@ def check_reward_model(url: str, key: str) -> None:
                 {"role": "assistant", "content": pair["mt"]},
             ],
         }
-        for pair in PAIRS
+        for pair in pairs
     ]
-    for samples in (chats, PAIRS):
+    for samples in (chats, pairs):
         good, bad = score(url, key, samples, "reward_model")
-        message = f"{good['score']:.3f} for the good translation, {bad['score']:.3f} for the bad"
+        message = f"{good['score']:.3f} for a translation, {bad['score']:.3f} for a copy"
         check(good["score"] > bad["score"], f"reward_model: {message}")
         check(sorted(good["labels"]) != [], "reward_model: an answer without labels")
     print(f"reward_model {url}  {message}")

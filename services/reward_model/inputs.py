@@ -74,8 +74,8 @@ class InputMaker:
             )
         except Exception as error:  # a template may raise anything
             reason = (str(error).splitlines() or [type(error).__name__])[0][:_MAX_WORDS]
-            message = f"messages: the chat template refuses them: {reason}"
-            raise SampleError("invalid_input", message) from None
+            problem = f"messages: the chat template refuses them: {reason}"
+            raise SampleError("invalid_input", problem) from None
         for index, message in enumerate(messages):
             # A template may leave out the thinking of earlier turns.
             if message["content"].strip() not in text and "</think>" not in message["content"]:
@@ -92,8 +92,8 @@ class InputMaker:
         for form in forms:
             try:
                 form_texts = self._texts(form)
-            except SampleError as error:
-                positions.append(error)
+            except SampleError as refusal:
+                positions.append(refusal)
             else:
                 positions.append((len(texts), len(texts) + len(form_texts)))
                 texts += form_texts

@@ -79,7 +79,8 @@ def make_reward_model(
     pads = {"own": tokenizer.pad_token_id, "end": tokenizer.pad_token_id}
     config.pad_token_id = pads.get(pad)
     model = AutoModelForSequenceClassification.from_config(config)
-    torch.nn.init.normal_(getattr(model, "score", getattr(model, "classifier", None)).weight)
+    head: Any = model.score if hasattr(model, "score") else model.classifier
+    torch.nn.init.normal_(head.weight)
     model.save_pretrained(folder)
     return folder
 
@@ -95,7 +96,7 @@ def reference(
     model = AutoModelForSequenceClassification.from_pretrained(str(folder), local_files_only=True)
     model.train(False)
     if messages is not None:
-        inputs = tokenizer.apply_chat_template(
+        inputs: Any = tokenizer.apply_chat_template(
             messages, tokenize=True, return_tensors="pt", return_dict=True, **cut
         )
     else:
@@ -169,18 +170,18 @@ def _config(family: Family, tokenizer: Any, hidden: int, layers: int, max_length
         "initializer_range": 0.3 if hidden < 128 else 0.02,
     }
     if family == "deberta":
-        return DebertaV2Config(
-            **shape,
-            type_vocab_size=2,
-            relative_attention=True,
-            pos_att_type=["p2c", "c2p"],
-            position_biased_input=False,
-            norm_rel_ebd="layer_norm",
-            share_att_key=True,
-            position_buckets=16,
-            max_relative_positions=-1,
-            pooler_hidden_size=hidden,
-        )
+        shape |= {
+            "type_vocab_size": 2,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "position_buckets": 16,
+            "max_relative_positions": -1,
+            "pooler_hidden_size": hidden,
+        }
+        return DebertaV2Config(**shape)
     shape |= {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1}
     if family == "gemma":
         return Gemma2Config(**shape, head_dim=hidden // 4, sliding_window=16)
