@@ -1,9 +1,9 @@
 """Send a few requests to each running service and check the answers. Needs only Python 3.
 
     python3 deploy/smoke.py [--key KEY] [--metricx URL] [--xcomet URL] [--judge URL]
-                            [--embedder URL] [--retriever URL [--query WORDS]]
+                            [--embedder URL] [--retriever URL [--query WORDS]] [--reward-model URL]
 
-The retriever is checked only if it is named: it has a separate profile.
+The retriever and the reward model are checked only if they are named: each has a profile.
 
 Exit code 0: all answers follow the contract. 1: the first error, in one line.
 """
@@ -125,6 +125,27 @@ def check_embedder(url: str, key: str) -> None:
     print(f"embedder {url}  {message}")
 
 
+def check_reward_model(url: str, key: str) -> None:
+    """Check that a translation gets more than its source as it is, in both forms of a sample."""
+    pairs = [PAIRS[0], {"id": "copy", "src": SOURCE, "mt": SOURCE}]
+    chats = [
+        {
+            "id": pair["id"],
+            "messages": [
+                {"role": "user", "content": pair["src"]},
+                {"role": "assistant", "content": pair["mt"]},
+            ],
+        }
+        for pair in pairs
+    ]
+    for samples in (chats, pairs):
+        good, bad = score(url, key, samples, "reward_model")
+        message = f"{good['score']:.3f} for a translation, {bad['score']:.3f} for a copy"
+        check(good["score"] > bad["score"], f"reward_model: {message}")
+        check(sorted(good["labels"]) != [], "reward_model: an answer without labels")
+    print(f"reward_model {url}  {message}")
+
+
 def check_retriever(url: str, key: str, query: str) -> None:
     """Check that searches repeat, that images and crops have the stated size, that excluded pages
     are left out, and that unknown pages give 404."""
@@ -164,9 +185,10 @@ def main() -> None:
         default = f"http://127.0.0.1:{os.environ.get(f'{name.upper()}_PORT', port)}"
         parser.add_argument(f"--{name}", default=default, help=f"URL (default: {default})")
     parser.add_argument("--retriever", default="", help="URL; empty: it is not asked")
+    parser.add_argument("--reward-model", default="", help="URL; empty: it is not asked")
     parser.add_argument("--query", default="life expectancy", help="words of its pages")
     options = parser.parse_args()
-    urls = {name: getattr(options, name) for name in (*PORTS, "retriever")}
+    urls = {name: getattr(options, name) for name in (*PORTS, "retriever", "reward_model")}
     urls = {name: url.rstrip("/") for name, url in urls.items() if url}
     for name, url in urls.items():
         status, _ = ask(url, "/health/ready", "")
@@ -180,6 +202,8 @@ def main() -> None:
     check_embedder(urls["embedder"], options.key)
     if "retriever" in urls:
         check_retriever(urls["retriever"], options.key, options.query)
+    if "reward_model" in urls:
+        check_reward_model(urls["reward_model"], options.key)
 
 
 if __name__ == "__main__":

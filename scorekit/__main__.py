@@ -25,6 +25,7 @@ DEFAULT_MODELS = {
     "METRICX_MODEL": "google/metricx-24-hybrid-large-v2p6",
     "XCOMET_MODEL": "Unbabel/XCOMET-XL",
     "EMBEDDER_MODEL": "dragonkue/BGE-m3-ko",
+    "REWARD_MODEL_MODEL": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
 }
 _SCORES, _SERVERS = "Scores", "Services"
 _TRAINING, _DATA = "Training", "Data"
@@ -94,9 +95,7 @@ COMMANDS = {
     ),
 }
 SERVICES = {
-    name: Entry(
-        f"services.{name}.__main__:run", help, settings=f"services.{name}.settings:{settings}"
-    )
+    name: Entry(f"{package}.__main__:run", help, settings=f"{package}.settings:{settings}")
     for name, settings, help in (
         ("metricx", "MetricXSettings", "Score translations with MetricX-24."),
         (
@@ -111,7 +110,13 @@ SERVICES = {
         ),
         ("embedder", "EmbedderSettings", "Embed texts, and compare them."),
         ("retriever", "RetrieverSettings", "Find pages of an index."),
+        (
+            "reward-model",
+            "RewardModelSettings",
+            "Score conversations and texts with any reward model.",
+        ),
     )
+    for package in [f"services.{name.replace('-', '_')}"]
 }
 ADAPTERS = {
     "openrlhf": Entry("scorekit.adapters.openrlhf:app", "Serve rewards to OpenRLHF and slime."),
@@ -167,9 +172,8 @@ def fetch(
 ) -> None:
     """Bring checkpoints, with the tokenizers that they need, into HF_HOME ahead of time.
 
-    Without a MODEL: what METRICX_MODEL, XCOMET_MODEL and EMBEDDER_MODEL name, else the services'
-    defaults. Of an interrupted download the whole files
-    stay.
+    Without a MODEL: what METRICX_MODEL, XCOMET_MODEL, EMBEDDER_MODEL and REWARD_MODEL_MODEL name,
+    else the services' defaults. Of an interrupted download the whole files stay.
     """
     from scorekit.hub import fetch_checkpoint, size_of
 

@@ -24,6 +24,7 @@ _EXTRAS = {
     "services.judge": "judge",
     "services.embedder": "embedder",
     "services.retriever": "retriever",
+    "services.reward_model": "reward-model",
     "synth": "synth",
     "trainer": "trainer",
     "trainer.roleplay": "roleplay",

@@ -27,6 +27,16 @@ ENCODER_FILES = [
     "special_tokens_map.json",
     "added_tokens.json",
 ]
+#: Files of a sequence classifier with its tokenizer and chat template.
+REWARD_FILES = [
+    "*.json",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "*.jinja",
+    "*.model",
+    "vocab.txt",
+    "merges.txt",
+]
 #: Encoder of xCOMET-lite, if its settings name none.
 LITE_ENCODER = "microsoft/mdeberta-v3-base"
 #: Tokenizer of MetricX, whose checkpoints come without one.

@@ -91,6 +91,32 @@ class JudgeSample(Wire):
     )
 
 
+class ChatMessage(Wire):
+    """A turn of a conversation, for the chat template of a reward model."""
+
+    role: str = Field(description="system, user, assistant or tool.")
+    content: str
+
+
+class RewardSample(Wire):
+    """A sample of a reward model: a conversation, or one text or two, or a translation.
+
+    Of a translation `src` and `mt` are put into the service's prompt: a user's turn and the
+    assistant's, if it has no other."""
+
+    id: str | None = Field(None, description="The caller's name for the sample; echoed.")
+    messages: list[ChatMessage] | None = Field(
+        None, description="A conversation; the model's own chat template makes it one text."
+    )
+    text: str | None = Field(None, description="One text, or the first of two.")
+    pair: str | None = Field(None, description="The second of two texts.")
+    src: str | None = Field(None, description="The source, or the prompt that `mt` answers.")
+    mt: str | None = Field(None, description="The translation, or the answer to `src`.")
+    ref: str | None = Field(None, description="The reference, for prompts that have it.")
+    src_lang: Language = Field(None, description="Language of `src`, for prompts that have it.")
+    tgt_lang: Language = Field(None, description="Language of `mt`, for prompts that have it.")
+
+
 class Options(Wire):
     """Options that every service knows."""
 
@@ -132,6 +158,16 @@ class XCometOptions(ScoreOptions):
         if self.overlong == "windows" and self.span_offsets == "upstream":
             raise ValueError("overlong windows: upstream has none, span_offsets must be exact")
         return self
+
+
+class RewardOptions(Options):
+    """Options of the reward model."""
+
+    overlong: Literal["error", "truncate"] = Field(
+        "error",
+        description="What to do with an input longer than the model's limit: fail that sample with "
+        "type `overlong`, or cut its end as the model's tokenizer does, and say so in the result.",
+    )
 
 
 class JudgeOptions(Options):
@@ -260,6 +296,14 @@ class Scored(WireAnswer):
     upstream_calls: UpstreamCalls = None
 
 
+class RewardScored(Scored):
+    """A sample that a reward model scored. `truncated.mt`, `mt_covered` are about its last text."""
+
+    labels: dict[str, float] = Field(
+        description="The model's own output for each of its labels; `score` is their weighted sum."
+    )
+
+
 class Verdict(WireAnswer):
     """What a judge says of a sample."""
 
@@ -324,7 +368,20 @@ JudgeResult = Annotated[
     | Annotated[JudgeFailed, Tag("failed")],
     Discriminator(_kind),
 ]
-score_result = TypeAdapter[Result](JudgeResult)
+RewardResult = Annotated[RewardScored | Failed, Field(discriminator="ok")]
+
+
+def _any_kind(result: Any) -> str:
+    is_reward = "labels" in result if isinstance(result, dict) else hasattr(result, "labels")
+    return "reward" if is_reward else "other"
+
+
+score_result = TypeAdapter[Result](
+    Annotated[
+        Annotated[RewardScored, Tag("reward")] | Annotated[JudgeResult, Tag("other")],
+        Discriminator(_any_kind),
+    ]
+)
 
 
 class ModelRef(WireAnswer):
@@ -348,6 +405,13 @@ class JudgeResponse(WireAnswer):
 
     model: ModelRef
     results: list[JudgeResult]
+
+
+class RewardResponse(WireAnswer):
+    """A reward model's answer to `POST /v1/score`: result k answers sample k."""
+
+    model: ModelRef
+    results: list[RewardResult]
 
 
 class ErrorResponse(WireAnswer):
@@ -405,3 +469,14 @@ class Info(WireAnswer):
     def higher_is_better_in(self, task: str | None) -> bool:
         """Return whether a higher score is better. task: of a judge."""
         return (self.tasks or {}).get(task or "", self).higher_is_better
+
+
+class RewardInfo(Info):
+    """The answer of a reward model to `GET /v1/info`."""
+
+    labels: dict[str, float] = Field(
+        description="The model's labels, in its order, and the weight of each in the score."
+    )
+    has_chat_template: bool = Field(description="Whether samples may have `messages`.")
+    takes_pairs: bool = Field(description="Whether samples may have a `pair`.")
+    prompt: str = Field(description="What `src` and `mt` are put into: messages, pair, or a file.")

@@ -13,14 +13,19 @@ import numpy as np
 
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded, Outcome
-from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
+from services.embedder.endpoint import (
+    EmbedderDescription,
+    EmbedderRerankEndpoint,
+    EmbeddingsEndpoint,
+    EmbedOptions,
+)
 
 
 class FakeEmbedder:
     """An embedder whose tokens are words. A text may have `max_length` of them."""
 
     service = "embedder"
-    endpoint = EmbeddingsEndpoint()
+    endpoint = EmbeddingsEndpoint(EmbedderRerankEndpoint())
 
     def __init__(self, dimension: int = 8, max_length: int = 64) -> None:
         self.dimension, self.max_length = dimension, max_length
@@ -48,7 +53,11 @@ class FakeEmbedder:
                 encoded.append(SampleError("overlong", f"more than {self.max_length} tokens"))
                 continue
             truncated = words[: self.max_length]
-            encoded.append(Encoded(max(1, len(truncated)), {"tokens": len(truncated)}, truncated))
+            fields = {
+                "tokens": len(truncated),
+                "truncated": {"input": len(truncated) < len(words)},
+            }
+            encoded.append(Encoded(max(1, len(truncated)), fields, truncated))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:

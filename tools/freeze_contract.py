@@ -22,12 +22,14 @@ from services.embedder.settings import EmbedderSettings
 from services.judge.__main__ import make_backend
 from services.judge.settings import JudgeSettings
 from services.retriever.settings import RetrieverSettings
+from services.reward_model.settings import RewardModelSettings
 from testing.fake_embedder import FakeEmbedder
 from testing.fake_retriever import FakeRetriever
+from testing.fake_reward import FakeReward
 
 ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "tests/golden/contract.json"
-SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever")
+SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever", "reward_model")
 
 _PAIR = {"src": "The house is red.", "mt": "집은 빨간색이다."}
 _JUDGED = {
@@ -43,6 +45,7 @@ _ANSWER = {
     "answer": "12%",
     "reference": "12 percent",
 }
+_CHAT = [{"role": "user", "content": "Is it red?"}, {"role": "assistant", "content": "Yes."}]
 #: What is asked: (service, method, path, body).
 ASKED: list[tuple[str, str, str, Any]] = [
     ("metricx", "POST", "/v1/score", {"samples": [_PAIR]}),
@@ -117,6 +120,15 @@ ASKED: list[tuple[str, str, str, Any]] = [
     ("embedder", "POST", "/v1/embeddings", {"input": ""}),
     ("embedder", "POST", "/v1/embeddings", {"input": "a", "model": "another"}),
     ("embedder", "POST", "/v1/embeddings", {"input": "a", "dimensions": 4}),
+    ("embedder", "POST", "/v1/embeddings", {"input": ["a", "word " * 70], "truncate": True}),
+    (
+        "embedder",
+        "POST",
+        "/v1/rerank",
+        {"query": "the house", "documents": ["a car", "the house is red"], "top_n": 1},
+    ),
+    ("embedder", "POST", "/v1/rerank", {"query": "a", "documents": ["b", "word " * 70]}),
+    ("embedder", "GET", "/v1/models", None),
     ("embedder", "GET", "/v1/info", None),
     ("retriever", "POST", "/v1/search", {"queries": [{"id": "a", "query": "steel imports of"}]}),
     (
@@ -148,6 +160,53 @@ ASKED: list[tuple[str, str, str, Any]] = [
     ("retriever", "GET", "/v1/pages/trade_2/image?crop=0,0,65,5", None),
     ("retriever", "GET", "/v1/pages/..%2Findex.json/image", None),
     ("retriever", "GET", "/v1/info", None),
+    (
+        "reward_model",
+        "POST",
+        "/v1/score",
+        {
+            "samples": [
+                {"id": "chat", "messages": _CHAT},
+                {"id": "two", "text": "Is it red?", "pair": "It is."},
+                {"id": "one", "text": "It is red."},
+                {"id": "translation", **_PAIR},
+            ]
+        },
+    ),
+    (
+        "reward_model",
+        "POST",
+        "/v1/score",
+        {
+            "samples": [
+                {"id": "none"},
+                {"id": "several", "text": "a", **_PAIR},
+                {"id": "no turns", "messages": []},
+                {"id": "role", "messages": [{"role": "human", "content": "a"}]},
+                {"id": "long", "text": "word " * 65},
+                {"id": "nan", "text": "nan"},
+                {"id": "nul", "messages": [{"role": "user", "content": "a\0"}]},
+            ]
+        },
+    ),
+    (
+        "reward_model",
+        "POST",
+        "/v1/score",
+        {"samples": [{"text": "word " * 65}], "options": {"overlong": "truncate", "cache": False}},
+    ),
+    ("reward_model", "POST", "/v1/score", {"samples": [{"messages": [{"role": "user"}]}]}),
+    ("reward_model", "POST", "/v1/score", {"samples": [], "options": {"overlong": "windows"}}),
+    ("reward_model", "POST", "/v1/score/stream", {"samples": [{"messages": _CHAT}]}),
+    (
+        "reward_model",
+        "POST",
+        "/v1/rerank",
+        {"query": "Is it red?", "documents": ["No.", "It is."], "return_documents": True},
+    ),
+    ("reward_model", "POST", "/v1/rerank", {"query": "a", "documents": ["b", "c\0"]}),
+    ("reward_model", "GET", "/v1/models", None),
+    ("reward_model", "GET", "/v1/info", None),
 ]
 
 
@@ -166,6 +225,9 @@ def open_service(service: str) -> TestClient:
     if service == "retriever":
         retriever = RetrieverSettings(cache="memory", index=Path("fake"))
         return _client(create_app(FakeRetriever(), retriever))
+    if service == "reward_model":
+        reward = RewardModelSettings(cache="memory")
+        return _client(create_app(FakeReward(), reward))
     settings = ServiceSettings(cache="memory")
     return _client(create_app(FakeBackend(service), settings))  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ EXTRAS = (
     "judge",
     "embedder",
     "retriever",
+    "reward-model",
     "trainer",
     "roleplay",
     "search",

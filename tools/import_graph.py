@@ -53,6 +53,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "judge": "services.judge",
         "embedder": "services.embedder",
         "retriever": "services.retriever",
+        "reward model": "services.reward_model",
     },
     "trainer": {
         "names to import": "trainer",

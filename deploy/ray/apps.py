@@ -31,6 +31,10 @@ _SERVICES = {
     "judge": ("services.judge.settings:JudgeSettings", "services.judge.__main__"),
     "embedder": ("services.embedder.settings:EmbedderSettings", "services.embedder.__main__"),
     "retriever": ("services.retriever.settings:RetrieverSettings", "services.retriever.__main__"),
+    "reward_model": (
+        "services.reward_model.settings:RewardModelSettings",
+        "services.reward_model.__main__",
+    ),
     "fake": ("scorekit.server.fake:FakeSettings", "scorekit.server.fake"),
 }
 #: Settings that Ray's proxy handles.
@@ -55,6 +59,7 @@ def _builder(service: str) -> Callable[[dict[str, Any]], Application]:
 #: benchmarks: a model with known answers and a fixed time per call.
 metricx, xcomet, judge = _builder("metricx"), _builder("xcomet"), _builder("judge")
 embedder, retriever, fake = _builder("embedder"), _builder("retriever"), _builder("fake")
+reward_model = _builder("reward_model")
 
 
 def make_settings(service: str, args: dict[str, Any]) -> Any:

@@ -46,6 +46,7 @@ from scorekit.schemas import (
     MetricXOptions,
     Options,
     Result,
+    RewardOptions,
     Scored,
     XCometOptions,
 )
@@ -58,6 +59,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "metricx": MetricXOptions,
     "xcomet": XCometOptions,
     "judge": JudgeOptions,
+    "reward_model": RewardOptions,
 }
 #: The judge's task that marks errors; it has languages in place of a rubric's variables.
 _MQM = "mqm"

@@ -199,7 +199,10 @@ def bridge_access(
 
 async def _read(headers: dict[bytes, bytes], receive: Receive, share: MemoryReservation) -> bytes:
     """Return a body, whose bytes `share` then holds. Raises RequestError."""
-    names = {"content-length": headers.get(b"content-length", b"0").decode("latin-1")}
+    names = {
+        name: headers.get(name.encode(), default).decode("latin-1")
+        for name, default in (("content-length", b"0"), ("content-encoding", b"identity"))
+    }
     try:
         async with asyncio.timeout(RECEIVE_TIMEOUT_S):
             return await read_body(_chunks(receive), names, MAX_BODY_BYTES, share)

@@ -6,7 +6,7 @@ import ctypes
 import inspect
 import os
 import re
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from scorekit.errors import UserError
 from scorekit.matmul import check_matmul, pack_linear_layers, resolve_matmul
@@ -66,6 +66,19 @@ def device_memory_bytes(device: torch.device | None) -> tuple[int, int, int] | N
         return None
     total = torch.cuda.get_device_properties(device).total_memory
     return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device), total
+
+
+def token_positions(network: Any) -> int | None:
+    """Return how many token positions a network has; None if it has no limit.
+
+    RoBERTa models begin after the padding index; their config counts all rows."""
+    config = network.config.get_text_config()
+    num_positions: int | None = getattr(config, "max_position_embeddings", None)
+    embeddings = getattr(getattr(network, "embeddings", None), "position_embeddings", None)
+    padding_idx = getattr(embeddings, "padding_idx", None)
+    if num_positions is None or padding_idx is None:
+        return num_positions
+    return int(num_positions - padding_idx - 1)
 
 
 class ModelOptions(TypedDict, total=False):

@@ -563,8 +563,9 @@ def wrong_content(headers: dict[bytes, bytes]) -> RequestError | None:
     if content_type.partition(";")[0].strip().lower() != JSON:
         message = f"Content-Type: {JSON} is required. Send the header Content-Type: {JSON}"
         return RequestError("invalid_request", message, status=415)
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-        message = "Content-Encoding: not supported. Send the body as it is"
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"identity", b"gzip"):
+        message = "Content-Encoding: not supported. Send the body as it is, or with gzip"
         return RequestError("invalid_request", message, status=415)
     return None
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncIterator, Mapping, Sized
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from scorekit.server.settings import ServiceSettings
 SAMPLE_BYTES = 1024
 #: Requests beyond this size leave a quarter of the budget to smaller ones.
 _LARGE = 2**20
+#: Most bytes of a packed body that are unpacked at once.
+_UNPACKED = 64 * 1024
 #: Bytes that a sender has to send in `_STRETCH_S`, or it is slow.
 _STRETCH, _STRETCH_S = 64 * 1024, 1.0
 _RETRY_AFTER_S = 2.0
@@ -42,21 +45,45 @@ async def read_body(
     max_bytes: int,
     share: MemoryReservation,
 ) -> bytes:
-    """Return the body of a request, whose bytes `share` then holds.
+    """Return the body of a request, whose bytes `share` then holds; one with gzip unpacked.
 
-    chunks: of the body, as they arrive. Raises RequestError if it is too large, or if the budget is
-    used up."""
+    chunks: of the body, as they arrive. Raises RequestError if it is too large, unpacked or not, if
+    the budget is used up, or if it is no gzip though it says so."""
     message = f"body: more than {max_bytes} bytes"
     if int(headers.get("content-length", "0")) > max_bytes:
         raise RequestError("too_large", message)
+    is_packed = headers.get("content-encoding", "").strip().lower() == "gzip"
+    unpack = _unpacked if is_packed else _as_it_is
     body = bytearray()
     async with share.receiving():
-        async for chunk in chunks:
-            if len(body) + len(chunk) > max_bytes:
+        async for part in unpack(chunks):
+            if len(body) + len(part) > max_bytes:
                 raise RequestError("too_large", message)
-            share.reserve(len(chunk))
-            body += chunk
+            share.reserve(len(part))
+            body += part
     return bytes(body)
+
+
+async def _as_it_is(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        yield chunk
+
+
+async def _unpacked(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the bytes of a gzip in parts of at most `_UNPACKED`: a small one may hold gigabytes."""
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        async for chunk in chunks:
+            pending = chunk
+            while pending and not unpacker.eof:
+                yield unpacker.decompress(pending, _UNPACKED)
+                pending = unpacker.unconsumed_tail
+            if unpacker.unused_data or (unpacker.eof and pending):
+                raise RequestError("invalid_request", "body: bytes after the end of the gzip")
+    except zlib.error as error:
+        raise RequestError("invalid_request", f"body: not gzip: {error}") from None
+    if not unpacker.eof:
+        raise RequestError("invalid_request", "body: the gzip ends too early")
 
 
 class MemoryBudget:

@@ -71,7 +71,7 @@ class ScoreEndpoint(Endpoint):
     name, done_label = "score", "scored"
     field, items = "samples", "samples"
     streams = True
-    info_type = Info
+    info_type: type[Info] = Info
 
     def __init__(self, sample_type: type[Wire], options_type: type[Options]) -> None:
         self.sample_type = sample_type

@@ -6,13 +6,13 @@ import base64
 import struct
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import to_json
 
-from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError, UserError
+from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ModelRef, Wire, WireAnswer
 from scorekit.server.endpoint import (
     Answer,
@@ -22,12 +22,21 @@ from scorekit.server.endpoint import (
     find_text_problem,
     list_in_parts,
 )
+from scorekit.server.openai_routes import (
+    RerankResponse,
+    add_models_route,
+    check_model,
+    good_answers,
+    rerank_body,
+    rerank_request,
+)
 from services.embedder.settings import MAX_INPUTS
 
-#: Header of a cached vector: the token count of its text.
-_TOKENS = struct.Struct("<I")
-#: Largest number of text errors that one error message names.
-_MAX_LISTED_ERRORS = 10
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+#: Header of a cached vector: the token count of its text, and whether the text was cut.
+_HEADER = struct.Struct("<I?")
 _LATE = SampleError("timeout", "not embedded in time")
 
 
@@ -55,6 +64,9 @@ class EmbeddingsResponse(WireAnswer):
     data: list[EmbeddingRow]
     model: str
     usage: EmbeddingUsage
+    truncated: list[int] = Field(
+        default_factory=list, description="Indexes of the texts that were cut (`truncate`)."
+    )
 
 
 class EmbedderInfo(WireAnswer):
@@ -113,8 +125,11 @@ class EmbeddingsEndpoint(Endpoint):
     field, items = "input", "texts"
     page = "embedder"
     cut_texts = ("input",)
-    response_type = EmbeddingsResponse
+    response_type: type[BaseModel] = EmbeddingsResponse
     info_type = EmbedderInfo
+
+    def __init__(self, *compat_endpoints: Endpoint) -> None:
+        self.compat_endpoints = compat_endpoints
 
     def request_type(self, max_items: int) -> type[BaseModel]:
         """Return OpenAI's request fields, and two more: `truncate`, `prompt_name`."""
@@ -150,8 +165,7 @@ class EmbeddingsEndpoint(Endpoint):
     def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse a request. Raises UserError for a wrong model, dimension or prompt name."""
         assert isinstance(description, EmbedderDescription)
-        if request.model and _last_part(request.model) != _last_part(description.model):
-            raise UserError(f"model: another one is asked for; here is {description.model}")
+        check_model(request.model, description)
         if request.dimensions not in (None, description.dimension):
             raise UserError(
                 f"dimensions: {request.dimensions}; vectors of this model have "
@@ -188,14 +202,15 @@ class EmbeddingsEndpoint(Endpoint):
     def serialize_outcome(self, fields: dict[str, Any]) -> bytes:
         """Return the cached form: the token count, then the numbers."""
         numbers = np.asarray(fields["embedding"], dtype="<f4")
-        return _TOKENS.pack(fields["tokens"]) + numbers.tobytes()
+        is_cut = bool(fields.get("truncated", {}).get("input"))
+        return _HEADER.pack(fields["tokens"], is_cut) + numbers.tobytes()
 
     def is_valid_cached(
         self, value: bytes, item: Any, options: Any, description: ModelDescription
     ) -> bool:
         """Return True if a cached value is a vector of the model's dimension and of length 1."""
         assert isinstance(description, EmbedderDescription)
-        if len(value) != _TOKENS.size + 4 * description.dimension:
+        if len(value) != _HEADER.size + 4 * description.dimension or value[4] > 1:
             return False
         return _is_of_length_one(_numbers(value))
 
@@ -203,16 +218,12 @@ class EmbeddingsEndpoint(Endpoint):
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Return the response body. Raises RequestError if a text has no vector."""
-        vectors: list[bytes] = []
-        errors: dict[int, SampleError] = {}
-        for index, answer in enumerate(answers):
-            if isinstance(answer, bytes):
-                vectors.append(answer)
-            else:
-                errors[index] = answer or _LATE
-        if errors:
-            raise _request_error(errors)
+        vectors = good_answers("input", answers, _LATE)
         return _body(vectors, model.id, request.encoding_format == "base64")
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add `GET /v1/models`."""
+        add_models_route(app)
 
     def info(self, common: dict[str, Any], description: ModelDescription) -> EmbedderInfo:
         """Return the model's info, with the vectors' dimension and the names of the prompts."""
@@ -224,6 +235,39 @@ class EmbeddingsEndpoint(Endpoint):
             prompts=sorted(description.prompts),
             default_prompt=description.default_prompt,
         )
+
+
+class EmbedderRerankEndpoint(EmbeddingsEndpoint):
+    """`POST /v1/rerank`: documents in the order of their cosine to the query."""
+
+    path = "/v1/rerank"
+    about = "Order documents by the cosine of their vectors and the query's."
+    name, field, items = "rerank", "documents", "documents"
+    response_type = RerankResponse
+
+    def request_type(self, max_items: int) -> type[BaseModel]:
+        """Return the form of Jina, Cohere and vLLM."""
+        return rerank_request(min(max_items, MAX_INPUTS))
+
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
+        """Parse a request: its items are the query, then the documents."""
+        assert isinstance(description, EmbedderDescription)
+        check_model(request.model, description)
+        options = EmbedOptions(request.truncate, _prompt(None, description))
+        return ParsedRequest([request.query, *request.documents], options, list(options))
+
+    def render_response(
+        self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
+    ) -> Iterator[bytes]:
+        """Yield the body. Raises RequestError if a text has no vector."""
+        query, *documents = good_answers("[query, *documents]", answers, _LATE)
+        vector = _numbers(query).astype(np.float64)
+        scores = [float(vector @ _numbers(value)) for value in documents]
+        tokens = sum(_HEADER.unpack_from(value)[0] for value in (query, *documents))
+        return rerank_body(request, scores, tokens, model.id)
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add nothing: the first endpoint does."""
 
 
 def _as_texts(value: Any) -> Any:
@@ -240,11 +284,6 @@ def _as_texts(value: Any) -> Any:
     return value
 
 
-def _last_part(name: str) -> str:
-    """Return the last part of a model's name: `name` of `owner/name` or of a path."""
-    return name.rstrip("/").rsplit("/", 1)[-1].lower()
-
-
 def _prompt(name: str | None, description: EmbedderDescription) -> str:
     name = description.default_prompt if name is None else name
     if name is None:
@@ -255,20 +294,8 @@ def _prompt(name: str | None, description: EmbedderDescription) -> str:
     return description.prompts[name]
 
 
-def _request_error(errors: dict[int, SampleError]) -> RequestError:
-    """Return the error of a failed request. Invalid texts come first: a retry cannot help them."""
-    types = {error.type for error in errors.values()}
-    error_type = "internal" if types - {"timeout"} else "timeout"
-    if types & TEXT_ERROR_TYPES:
-        error_type = "invalid_request"
-        errors = {k: error for k, error in errors.items() if error.type in TEXT_ERROR_TYPES}
-    listed = [f"input.{k}: {error}" for k, error in list(errors.items())[:_MAX_LISTED_ERRORS]]
-    more = "; and more" if len(errors) > _MAX_LISTED_ERRORS else ""
-    return RequestError(error_type, "; ".join(listed) + more)
-
-
 def _numbers(value: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return np.frombuffer(value, dtype="<f4", offset=_TOKENS.size)
+    return np.frombuffer(value, dtype="<f4", offset=_HEADER.size)
 
 
 def _is_of_length_one(vector: np.ndarray[Any, Any]) -> bool:
@@ -277,16 +304,18 @@ def _is_of_length_one(vector: np.ndarray[Any, Any]) -> bool:
 
 def _body(vectors: list[bytes], model: str, packed: bool) -> Iterator[bytes]:
     """Return the response body in parts: a vector of 1,024 numbers takes 20 kB as text."""
-    tokens = sum(_TOKENS.unpack_from(value)[0] for value in vectors)
+    headers = [_HEADER.unpack_from(value) for value in vectors]
+    tokens = sum(count for count, _ in headers)
+    cut = to_json([index for index, (_, is_cut) in enumerate(headers) if is_cut])
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
-    end = b'],"model":' + to_json(model) + b"," + usage + b"}"
+    end = b'],"model":' + to_json(model) + b"," + usage + b',"truncated":' + cut + b"}"
     rows = (_row(index, value, packed) for index, value in enumerate(vectors))
     return list_in_parts(b'{"object":"list","data":[', rows, end)
 
 
 def _row(index: int, value: bytes, packed: bool) -> bytes:
     numbers = (
-        b'"' + base64.b64encode(value[_TOKENS.size :]) + b'"'
+        b'"' + base64.b64encode(value[_HEADER.size :]) + b'"'
         if packed
         else to_json(_numbers(value).tolist())
     )

@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from scorekit.errors import SampleError, UserError
 from scorekit.hub import fetch_model, hide_short_progress, looks_local, public_name
 from scorekit.server.backend import Encoded, Outcome, installed_versions
-from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
+from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions, token_positions
 from scorekit.server.tokenizers import BoundedTokenizer
-from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
+from services.embedder.endpoint import (
+    EmbedderDescription,
+    EmbedderRerankEndpoint,
+    EmbeddingsEndpoint,
+    EmbedOptions,
+)
 from services.embedder.folder import EMBEDDER_FILES, check_folder, digest_folder, read_prompts
 
 if TYPE_CHECKING:
@@ -33,7 +38,7 @@ class EmbedderBackend(CheckpointBackend):
     """
 
     service = "embedder"
-    endpoint = EmbeddingsEndpoint()
+    endpoint = EmbeddingsEndpoint(EmbedderRerankEndpoint())
 
     def __init__(
         self,
@@ -171,7 +176,7 @@ class EmbedderBackend(CheckpointBackend):
     def _max_tokens(self, folder: Path) -> int:
         """Return the model's token limit, or the user's lower one. Raises UserError if higher."""
         transformer = self._model[0]
-        limits = [transformer.max_seq_length, _positions(transformer.model)]
+        limits = [transformer.max_seq_length, token_positions(transformer.model)]
         model_limit = min((limit for limit in limits if limit and limit < _NO_LIMIT), default=None)
         max_tokens = self._max_length or model_limit
         if max_tokens is None:
@@ -181,18 +186,6 @@ class EmbedderBackend(CheckpointBackend):
                 f"--max-input-length {max_tokens}: the model's limit is {model_limit} tokens"
             )
         return int(max_tokens)
-
-
-def _positions(network: Any) -> int | None:
-    """Return how many token positions the network has.
-
-    RoBERTa models begin after the padding index; their config counts all rows."""
-    num_positions = getattr(network.config, "max_position_embeddings", None)
-    embeddings = getattr(getattr(network, "embeddings", None), "position_embeddings", None)
-    padding_idx = getattr(embeddings, "padding_idx", None)
-    if num_positions is None or padding_idx is None:
-        return num_positions
-    return num_positions - padding_idx - 1
 
 
 def _pooling(model: Any, folder: Path, has_prompts: bool) -> str:

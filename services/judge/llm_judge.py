@@ -9,13 +9,8 @@ import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
-from scorekit.llm.errors import (
-    CAUSES,
-    LLM_ERROR_TYPES,
-    MISTAKES,
-    OperatorMistake,
-    late_retry,
-)
+from scorekit.llm.errors import CAUSES
+from scorekit.llm.sample_errors import sample_error
 from scorekit.server.backend import Worker
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import Rubric
@@ -137,7 +132,7 @@ async def ask(
             upstream_request=request_id,
             error=str(error),
         )
-        raise _failed(error, client.model, request_id) from None
+        raise sample_error(error, client.model, request_id) from None
 
 
 def _no_verdict(error: _NoVerdict, max_tokens: int, request_id: str) -> SampleError:
@@ -149,29 +144,6 @@ def _no_verdict(error: _NoVerdict, max_tokens: int, request_id: str) -> SampleEr
         return SampleError("model_failure", message)
     message = "the judge's answer contains no verdict, even after a retry"
     return SampleError("model_failure", f"{message} (the service's log: {request_id})")
-
-
-def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleError:
-    """Return the error that a caller may see for a failure of the upstream server."""
-    log_reference = f"(the service's log: {request_id})"
-    if isinstance(error, UserError):  # the operator must fix it
-        mistake_kind = error.kind if isinstance(error, OperatorMistake) else "setup"
-        mistake = MISTAKES[mistake_kind] + (f" {model!r}" if mistake_kind == "model" else "")
-        return SampleError(
-            "upstream", f"the upstream server: {mistake} {log_reference}", retryable=False
-        )
-    if error.cause == "left":
-        return SampleError("cancelled", CAUSES["left"])
-    if error.type == "overlong":
-        return SampleError("overlong", f"{LLM_ERROR_TYPES['overlong']} {log_reference}")
-    message = LLM_ERROR_TYPES[error.type]
-    if error.status is not None:
-        message += f", HTTP {error.status}"
-    if error.cause is not None:
-        message += f": {CAUSES[error.cause]}"
-    if error.late_pause_s is not None:
-        message += f"; {late_retry(error.late_pause_s)}"
-    return SampleError("upstream", f"{message} {log_reference}", retryable=error.retryable)
 
 
 async def _once(

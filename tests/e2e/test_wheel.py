@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 UV = [sys.executable, "-m", "uv"]
+SERVICES = ("metricx", "xcomet", "judge", "embedder", "retriever", "reward-model")
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_what_needs_no_extra_works_and_what_does_names_it(
         ["meta-eval"],
         ["fetch"],
         ["serve"],
-        *(["serve", name] for name in ("metricx", "xcomet", "judge", "embedder", "retriever")),
+        *(["serve", name] for name in SERVICES),
         ["ingest"],
         ["adapter", "openrlhf"],
         *([name] for name in ("train", "sft", "evaluate", "check", "export", "report", "reward")),

@@ -29,8 +29,10 @@ from scorekit.server.connection import server_config
 from scorekit.server.fake import FakeBackend
 from services.embedder.settings import EmbedderSettings
 from services.retriever.settings import RetrieverSettings
+from services.reward_model.settings import RewardModelSettings
 from testing.fake_embedder import FakeEmbedder
 from testing.fake_retriever import FakeRetriever
+from testing.fake_reward import FakeReward
 from testing.judge import GOOD, judge_app
 from testing.servers import PATIENCE_S, running_app, running_service, wait_ready, wait_until
 from trainer.search.environment.openenv_guard import guard_app
@@ -129,6 +131,10 @@ def _retriever() -> FastAPI:
     return create_app(FakeRetriever(), RetrieverSettings(cache="memory", index=Path("fake")))
 
 
+def _reward_model() -> FastAPI:
+    return create_app(FakeReward(), RewardModelSettings(cache="memory"))
+
+
 _SCORES = {"/v1/score": {"samples": [PAIR]}, "/v1/score/stream": {"samples": [PAIR]}}
 _READ = ("/v1/info", "/metrics", "/openapi.json", "/", *_HEALTH)
 _QUERY = "/search?queries=rice&queries=steel"
@@ -151,6 +157,7 @@ KINDS: dict[str, Kind] = {
         },
         (*_READ, _QUERY, "/v1/pages/trade_2", "/v1/pages/trade_2/image"),
     ),
+    "reward_model": Kind(lambda: _service(_reward_model()), _SCORES, _READ),
     "openrlhf": Kind(
         lambda: _bridge(_rewards),
         {

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from scorekit.rewards import RewardDefinition
 from services.judge.mqm import MqmExamples
 from services.judge.rubrics import Rubric
+from services.reward_model.prompts import ScoringPrompt
 from synth.config import SynthConfig
 from tools.docs.entries import (
     anchor,
@@ -68,6 +69,11 @@ PAGES: dict[str, ConfigPage] = {
         "Judge's MQM examples",
         MqmExamples,
         "Read by `python -m services.judge --mqm-examples FILE`.",
+    ),
+    "reward-prompt": ConfigPage(
+        "Prompt of a reward model",
+        ScoringPrompt,
+        "Read by `python -m services.reward_model --prompt FILE`.",
     ),
 }
 

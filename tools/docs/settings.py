@@ -14,6 +14,7 @@ from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings, UpstreamSecrets
 from services.metricx.settings import MetricXSettings
 from services.retriever.settings import RetrieverSettings
+from services.reward_model.settings import RewardModelSettings, RewardUpstreamSecrets
 from services.xcomet.settings import XCometSettings
 from tools.docs.entries import bounds_text, default_text, entry, escape, paragraphs, type_text
 
@@ -23,11 +24,13 @@ SERVICES: dict[str, type[ServiceSettings]] = {
     "judge": JudgeSettings,
     "embedder": EmbedderSettings,
     "retriever": RetrieverSettings,
+    "reward_model": RewardModelSettings,
 }
 #: Classes whose values come from environment variables alone.
 ENVIRONMENT: dict[str, type[BaseSettings]] = {
     "Secrets of every service": Secrets,
     "Secret of the judge": UpstreamSecrets,
+    "Secret of the reward model": RewardUpstreamSecrets,
     "Settings of the adapters for trainers": RewardSettings,
 }
 

@@ -24,6 +24,7 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {
     "judge": (*_COMMON, *_SPANS, "judge", "start"),
     "embedder": (*_COMMON, "embedder", "start"),
     "retriever": (*_COMMON, "crop", "retriever", "start"),
+    "reward": (*_COMMON, "reward", "start"),
 }
 
 

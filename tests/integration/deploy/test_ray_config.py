@@ -30,8 +30,9 @@ def test_the_config_is_one_that_serve_deploy_takes(config):
     checked = ServeDeploySchema.model_validate(config)
     names = ["metricx", "xcomet", "judge", "embedder"]
     if config is CONFIG:
-        # KubeRay waits for all applications, so one without an index would block it.
-        names.append("retriever")
+        # KubeRay waits for all applications: one without an index would block it, and a reward
+        # model is a choice.
+        names += ["reward_model", "retriever"]
     assert [app.route_prefix for app in checked.applications] == [f"/{name}" for name in names]
     for app in checked.applications:
         module, name = app.import_path.split(":")

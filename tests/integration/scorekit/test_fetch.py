@@ -183,7 +183,7 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
         "METRICX_MODEL": "google/metricx-24-hybrid-tiny",
         "XCOMET_MODEL": "Unbabel/XCOMET-tiny",
     }
-    models["EMBEDDER_MODEL"] = "some/policy"
+    models["EMBEDDER_MODEL"] = models["REWARD_MODEL_MODEL"] = "some/policy"
     result = fetch(hub, tmp_path, **models)
     assert result.returncode == 0, result.stderr
     assert [line.split(":")[0] for line in result.stdout.splitlines()] == [
@@ -191,7 +191,7 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
         "google/mt5-xl",
         "Unbabel/XCOMET-tiny",
         "facebook/encoder",
-        "some/policy",
+        *["some/policy"] * 2,
     ]
 
 

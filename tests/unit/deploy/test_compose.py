@@ -15,6 +15,7 @@ from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings, UpstreamSecrets
 from services.metricx.settings import MetricXSettings
 from services.retriever.settings import RetrieverSettings
+from services.reward_model.settings import RewardModelSettings
 from services.xcomet.settings import XCometSettings
 
 ROOT = Path(__file__).parents[3]
@@ -24,9 +25,10 @@ SETTINGS = {
     "judge": JudgeSettings,
     "embedder": EmbedderSettings,
     "retriever": RetrieverSettings,
+    "reward-model": RewardModelSettings,
 }
 #: Services that a profile starts.
-PROFILE_SERVICES = {"retriever"}
+PROFILE_SERVICES = {"retriever", "reward-model"}
 #: Containers that nobody calls from outside: the cache, and those of the profile `train`.
 UNPUBLISHED = {"cache", "sampler-1", "sampler-2", "trainer", "train-volumes"}
 FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.gpu.yml")}
@@ -48,6 +50,10 @@ def filled(text: str, **variables: str) -> str:
     return _VARIABLE.sub(lambda m: variables.get(m[1]) or (m[3] if m[2] == "-" else ""), text)
 
 
+def _prefix(name: str) -> str:
+    return name.upper().replace("-", "_")
+
+
 def settings_of(name: str, monkeypatch: pytest.MonkeyPatch, *stacks: dict[str, Any]) -> Any:
     """Return a service's settings in its container; later stacks override earlier ones."""
     for stack in stacks:
@@ -58,7 +64,7 @@ def settings_of(name: str, monkeypatch: pytest.MonkeyPatch, *stacks: dict[str, A
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_variable_of_a_container_is_a_setting_of_its_service(name):
-    setting_names = {f"{name}_{field}".upper() for field in SETTINGS[name].model_fields}
+    setting_names = {f"{_prefix(name)}_{field}".upper() for field in SETTINGS[name].model_fields}
     setting_names |= {f"SCOREKIT_{field}".upper() for field in Secrets.model_fields}
     setting_names |= {"JUDGE_UPSTREAM_API_KEY"} if name == "judge" else set()
     variables = {*PLAIN[name]["environment"], *GPU[name]["environment"]}
@@ -72,7 +78,7 @@ def test_a_service_starts_without_keys_and_ends_before_it_is_killed(name, monkey
     assert load_api_keys(settings, Secrets()) == ()
     assert settings.host == "0.0.0.0" and settings.cache.startswith("redis://cache:6379/")
     assert PLAIN[name]["ports"] == [
-        f"127.0.0.1:${{{name.upper()}_PORT:-{settings.port}}}:{settings.port}"
+        f"127.0.0.1:${{{_prefix(name)}_PORT:-{settings.port}}}:{settings.port}"
     ]
     assert int(PLAIN[name]["stop_grace_period"].removesuffix("s")) > settings.drain_s
     assert f"'127.0.0.1', {settings.port}, " in PLAIN[name]["healthcheck"]["test"][-1]
@@ -95,7 +101,7 @@ def test_on_gpus_a_service_wants_the_keys_that_compose_demands(name, monkeypatch
 
 
 def test_caches_are_apart():
-    assert len({PLAIN[name]["environment"][f"{name.upper()}_CACHE"] for name in SETTINGS}) == len(
+    assert len({PLAIN[name]["environment"][f"{_prefix(name)}_CACHE"] for name in SETTINGS}) == len(
         SETTINGS
     )
 
@@ -120,6 +126,7 @@ def test_with_no_profile_only_the_services_and_their_cache_start():
         *SETTINGS.keys() - PROFILE_SERVICES,
     }
     assert PLAIN["retriever"]["profiles"] == ["search"]
+    assert PLAIN["reward-model"]["profiles"] == ["reward"]
     assert {n for n, s in PLAIN.items() if s.get("profiles") == ["train"]} == {
         "sampler-1",
         "sampler-2",
@@ -163,7 +170,7 @@ def test_folders_that_are_mounted_are_there():
     mounts = [m for s in (*PLAIN.values(), *GPU.values()) for m in s.get("volumes", [])]
     mounts = [filled(mount) for mount in mounts]
     folders = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
-    assert len(folders) == 15
+    assert len(folders) == 16
     for folder in folders:
         assert any((ROOT / folder).iterdir()), folder
 

@@ -90,10 +90,10 @@ def test_the_extras_of_all_images_have_hashes():
     for name in ("docker-compose.yml", "compose.gpu.yml"):
         # `!override` is Compose's own
         text = re.sub(r"!(override|reset)", "", (ROOT / name).read_text(encoding="utf-8"))
-        for line in re.findall(r"EXTRAS: \"?([\w ]+)", text):
+        for line in re.findall(r"EXTRAS: \"?([\w -]+)", text):
             extras |= set(line.split())
     for path in [DOCKER / "Dockerfile", *(ROOT / "deploy/k8s").rglob("*.yaml")]:
-        for line in re.findall(r'EXTRAS="([\w ]+)"', path.read_text(encoding="utf-8")):
+        for line in re.findall(r'EXTRAS="([\w -]+)"', path.read_text(encoding="utf-8")):
             extras |= set(line.split())
     assert {"metricx", "trainer", "ray"} <= extras <= {*EXTRAS}
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = {"scorekit", "services", "trainer", "demo", "deploy", "synth", "bench", "tools", "tests"}
-ROLES = ("metricx", "xcomet", "judge", "embedder", "retriever")
+ROLES = ("metricx", "xcomet", "judge", "embedder", "retriever", "reward_model")
 
 
 def copied(stage: str, role: str = "") -> set[Path]:

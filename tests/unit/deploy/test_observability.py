@@ -27,6 +27,7 @@ from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings
 from services.retriever.settings import RetrieverSettings
+from services.reward_model.settings import RewardModelSettings
 from services.xcomet.settings import XCometSettings
 from testing.servers import FakeBackend, running_app, running_service, wait_ready, wait_until
 from tools import dashboard
@@ -249,10 +250,19 @@ def test_prometheus_scrapes_every_service_on_its_port_with_a_key_from_a_file():
     (job,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
     assert job["job_name"] == "scorekit"  # the rules name it
     assert job["authorization"]["credentials_file"] == "/run/secrets/scorekit_api_key"
-    port = RetrieverSettings.model_fields["port"].default
-    (named,) = job["dns_sd_configs"]  # part of a profile: not reported as down if it is not started
-    assert named == {"names": ["retriever"], "type": "A", "port": port}
-    assert job["relabel_configs"][-1]["replacement"] == f"$1:{port}"
+    # Parts of profiles: not reported as down if they are not started.
+    assert job["dns_sd_configs"] == [
+        {"names": [name], "type": "A", "port": settings.model_fields["port"].default}
+        for name, settings in (
+            ("retriever", RetrieverSettings),
+            ("reward-model", RewardModelSettings),
+        )
+    ]
+    instance = job["relabel_configs"][-1]
+    assert instance["replacement"] == "$1:$2"
+    assert re.fullmatch(instance["regex"], "retriever;10.0.0.1:8005").groups() == (
+        *("retriever", "8005"),
+    )
     targets_by_service = {s["labels"]["service"]: s["targets"] for s in job["static_configs"]}
     assert targets_by_service == {
         (name := settings.model_config["env_prefix"].lower().rstrip("_")): [

@@ -66,6 +66,7 @@ def test_the_answer_is_openais(url):
         ],
         "model": "fake",
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
+        "truncated": [],
     }
     assert vectors(url, "c") == [vector_of("c")]
 
@@ -288,3 +289,30 @@ def test_told_to_end_it_answers_what_it_owes(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_an_answer_says_which_texts_were_cut_also_from_the_cache(url):
+    texts = ["cut one", "cut " + "w " * MAX_TOKENS, "cut " + "v " * MAX_TOKENS]
+    for _ in range(2):
+        answer = httpx.post(f"{url}/v1/embeddings", json={"input": texts, "truncate": True}).json()
+        assert answer["truncated"] == [1, 2]
+
+
+def test_documents_are_ranked_by_their_cosine_to_the_query(url):
+    body = {"query": "a red house", "documents": ["steel", "red house", "a house"]}
+    answer = httpx.post(f"{url}/v1/rerank", json=body | {"return_documents": True}).json()
+    cosine = {
+        text: sum(x * y for x, y in zip(vector_of(text), vector_of(body["query"]), strict=True))
+        for text in body["documents"]
+    }
+    ranked = sorted(body["documents"], key=cosine.__getitem__, reverse=True)
+    assert [row["document"]["text"] for row in answer["results"]] == ranked
+    for row in answer["results"]:
+        assert row["relevance_score"] == pytest.approx(cosine[row["document"]["text"]], abs=1e-6)
+    assert answer["usage"] == {"total_tokens": 8}
+    best = httpx.post(f"{url}/v1/rerank", json=body | {"top_n": 1}).json()["results"]
+    assert [row["index"] for row in best] == [body["documents"].index(ranked[0])]
+    assert "document" not in best[0]
+    refused = httpx.post(f"{url}/v1/rerank", json={"query": "a", "documents": ["b", "nan"]})
+    assert refused.status_code == 500 and "nan" not in refused.json()["error"]["message"][:9]
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "fake"

@@ -20,7 +20,7 @@ from services.judge.rubrics import load_rubrics
 from testing.fake_embedder import FakeEmbedder
 from testing.servers import running_service
 
-KINDS = ("translations", "judge", "embedder", "retriever")
+KINDS = ("translations", "judge", "embedder", "retriever", "reward")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -208,3 +209,27 @@ def test_pieces_are_bounded_in_samples_and_bytes():
     assert piece_counts([10] * 600) == [PIECE, PIECE, 600 - 2 * PIECE]
     counts = []
     assert piece_counts([99_000] * 6 + [PIECE_BYTES * 3, 1]) == [2, 2, 2, 1, 1]
+
+
+def test_a_packed_body_is_read_within_the_same_limits():
+    body = json.dumps({"samples": [{"src": "a", "mt": "b"}]}).encode()
+    bomb = gzip.compress(b" " * 10_000_000)  # 10 kB
+    packed = gzip.compress(body)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    with running_service(FakeBackend(), max_body_bytes=100_000) as url:
+
+        def ask(content):
+            answer = httpx.post(f"{url}/v1/score", content=content, headers=headers)
+            return answer.status_code, answer.json().get("error", {}).get("message")
+
+        assert ask(packed) == (200, None)
+        assert ask(gzip.compress(b"\xef\xbb\xbf" + body))[0] == 200
+        assert ask(bomb) == (413, "body: more than 100000 bytes")
+        assert ask(body) == (
+            422,
+            "body: not gzip: Error -3 while decompressing data: incorrect header check",
+        )
+        assert ask(packed[:-9]) == (422, "body: the gzip ends too early")
+        assert ask(packed + b"x") == (422, "body: bytes after the end of the gzip")
+        assert ask(b"") == (422, "body: the gzip ends too early")
+        assert ask(gzip.compress(b"{"))[0] == 422

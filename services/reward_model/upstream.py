@@ -1,0 +1,340 @@
+"""`--upstream URL`: another server's reward model, which holds the weights.
+
+vLLM answers `/classify`, `/pooling` and `/score`, Text Embeddings Inference `/predict`. Each is
+asked for raw outputs, without softmax or sigmoid. A sample is one request: these servers batch by
+themselves, and a failure is that of one sample. What an upstream's failure means, when it is asked
+again and what a caller learns of it are as the judge's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from pydantic import SecretStr
+
+from scorekit.errors import SampleError, UserError
+from scorekit.llm.errors import CAUSES, LLMError, explained
+from scorekit.llm.http import ChatServer
+from scorekit.llm.limits import RetryPolicy
+from scorekit.llm.sample_errors import sample_error
+from scorekit.net.retry import Deadline
+from scorekit.net.tasks import gather_or_cancel
+from scorekit.schemas import RewardOptions, RewardSample
+from scorekit.server.backend import Encoded, Outcome
+from services.reward_model.endpoint import (
+    RewardDescription,
+    RewardEndpoint,
+    RewardRerankEndpoint,
+    weighted_sum,
+)
+from services.reward_model.prompts import BUILT_IN, Form, ScoringPrompt
+from services.reward_model.settings import BACKOFF_S
+
+log = structlog.get_logger()
+
+#: Least seconds of a call, so that a retry of the caller finds its result in the cache.
+_MIN_DEADLINE_S = 20.0
+#: Most estimated tokens of a sample, where the settings have no limit: the upstream has its own.
+_MAX_LENGTH = 131_072
+_MALFORMED = "the answer has no outputs of a classifier"
+_OTHER_MODEL = "it runs another model"
+_OTHER_LABELS = "its labels are not those of --weights, in their order"
+
+
+class UpstreamProbe(RewardSample):
+    """A sample for warm-up and health checks, about which nobody is asked."""
+
+
+class _OtherModel(UserError):
+    """The upstream's answer is of another model, or has other labels: the operator's to mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of an upstream server.
+
+    path: below the server's URL. body: of a form and a model's name. read: returns outputs in the
+    order of the labels, from a parsed answer and the labels' names. takes: forms of samples."""
+
+    path: str
+    body: Callable[[Form, str], dict[str, Any]]
+    read: Callable[[Any, Sequence[str]], list[float]]
+    takes: frozenset[str]
+
+
+def _classified(form: Form, model: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "use_activation": False}
+    if form.messages is None:
+        return body | {"input": form.text}
+    # The template writes the special tokens, and no turn is begun.
+    chat = {"messages": list(form.messages), "add_generation_prompt": False}
+    return body | chat | {"add_special_tokens": False}
+
+
+def _pooled(form: Form, model: str) -> dict[str, Any]:
+    return _classified(form, model) | {"task": "classify", "encoding_format": "float"}
+
+
+def _scored(form: Form, model: str) -> dict[str, Any]:
+    return {"model": model, "use_activation": False, "text_1": form.text, "text_2": form.pair}
+
+
+def _predicted(form: Form, model: str) -> dict[str, Any]:
+    inputs: Any = form.text if form.pair is None else [[form.text, form.pair]]
+    return {"inputs": inputs, "raw_scores": True, "truncate": False}
+
+
+def _read_classified(answer: Any, labels: Sequence[str]) -> list[float]:
+    (row,) = answer["data"]
+    outputs = [float(value) for value in row["probs"]]
+    if len(outputs) != len(labels):
+        raise _OtherModel(_OTHER_LABELS)
+    best = max(range(len(outputs)), key=outputs.__getitem__)
+    # vLLM names the label of the largest output: it tells another order.
+    if len(labels) > 1 and row.get("label") not in (None, labels[best]):
+        raise _OtherModel(_OTHER_LABELS)
+    return outputs
+
+
+def _read_pooled(answer: Any, labels: Sequence[str]) -> list[float]:
+    (row,) = answer["data"]
+    outputs = [float(value) for value in row["data"]]
+    if len(outputs) != len(labels):
+        raise _OtherModel(_OTHER_LABELS)
+    return outputs
+
+
+def _read_scored(answer: Any, labels: Sequence[str]) -> list[float]:
+    (row,) = answer["data"]
+    if len(labels) != 1:
+        raise _OtherModel(_OTHER_LABELS)
+    return [float(row["score"])]
+
+
+def _read_predicted(answer: Any, labels: Sequence[str]) -> list[float]:
+    rows = answer[0] if isinstance(answer[0], list) else answer
+    by_label = {row["label"]: float(row["score"]) for row in rows}  # the largest is the first
+    if len(labels) == len(by_label) == 1:  # a model with one output has no names
+        return list(by_label.values())
+    if by_label.keys() != set(labels):
+        raise _OtherModel(_OTHER_LABELS)
+    return [by_label[label] for label in labels]
+
+
+#: `--upstream-api` -> how that server is asked.
+ROUTES: dict[str, Route] = {
+    "classify": Route("/classify", _classified, _read_classified, frozenset({"messages", "text"})),
+    "pooling": Route("/pooling", _pooled, _read_pooled, frozenset({"messages", "text"})),
+    "score": Route("/score", _scored, _read_scored, frozenset({"pair"})),
+    "predict": Route("/predict", _predicted, _read_predicted, frozenset({"text", "pair"})),
+}
+
+
+class UpstreamBackend:
+    """A reward model at another server, asked for up to `workers` samples at once.
+
+    model: its name there. weights: of its labels, in its order. route: a name of ROUTES. prompt:
+    what `src` and `mt` are put into. The calls run in an event loop in a separate thread.
+    """
+
+    service = "reward_model"
+    spare_workers = 0
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        weights: Mapping[str, float],
+        route: str,
+        prompt: tuple[str, ScoringPrompt],
+        *,
+        key: SecretStr | None = None,
+        max_input_length: int | None = None,
+        max_concurrency: int = 32,
+        max_attempts: int = 3,
+        request_timeout_s: float = 120.0,
+        connect_timeout_s: float = 5.0,
+        backoff_s: Sequence[float] = BACKOFF_S,
+    ) -> None:
+        self.endpoint = RewardEndpoint(RewardRerankEndpoint())
+        self.workers = max_concurrency
+        self._server = ChatServer(url, key, connect_timeout_s)
+        self._model, self._weights = model, dict(weights)
+        self._route_name, self._route = route, ROUTES[route]
+        self._prompt_name, self._prompt = prompt
+        self._max_length = max_input_length or _MAX_LENGTH
+        self._patience = (max_attempts, tuple(backoff_s), 0.0)
+        self._timeout_s = request_timeout_s
+        self._loop = asyncio.new_event_loop()
+
+    def load(self) -> RewardDescription:
+        """Start the event loop. The upstream server does not have to run yet."""
+        threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
+        prompt = self._prompt
+        content = json.dumps([list(self._weights.items()), prompt.model_dump_json()])
+        return RewardDescription(
+            model=self._model,
+            revision=hashlib.blake2b(content.encode(), digest_size=16).hexdigest(),
+            tokenizer="upstream",
+            dtype="upstream",
+            device="upstream",
+            max_input_length=self._max_length,
+            score_range=prompt.range(),
+            higher_is_better=prompt.higher_is_better,
+            inputs=prompt.inputs(),
+            engine={"url": self._server.url, "api": self._route_name},
+            weights=self._weights,
+            has_chat_template="messages" in self._route.takes,
+            takes_pairs="pair" in self._route.takes,
+            prompt=self._prompt_name,
+        )
+
+    def encode(
+        self, samples: Sequence[RewardSample], options: RewardOptions
+    ) -> list[Encoded | SampleError]:
+        """Prepare the samples for `forward`; tokens are estimated, at four bytes each."""
+        encoded: list[Encoded | SampleError] = []
+        for sample in samples:
+            try:
+                encoded.append(self._encoded(sample, options))
+            except SampleError as error:
+                encoded.append(error)
+        return encoded
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Return the outcomes in order; a SampleError for a sample without one."""
+        outcomes = gather_or_cancel(map(self._outcome, batch))
+        return asyncio.run_coroutine_threadsafe(outcomes, self._loop).result()
+
+    def probe(self, words: int) -> RewardSample:
+        """Return a sample about which nobody is asked."""
+        return UpstreamProbe(text="probe")
+
+    def memory_bytes(self) -> None:
+        """Return None: the weights are elsewhere."""
+        return None
+
+    def _encoded(self, sample: RewardSample, options: RewardOptions) -> Encoded:
+        if isinstance(sample, UpstreamProbe):
+            return Encoded(1, {}, None)
+        form = self._prompt.form_of(sample)
+        kind = "messages" if form.messages is not None else "text" if form.pair is None else "pair"
+        if kind not in self._route.takes:
+            accepted = " or ".join(sorted(self._route.takes))
+            message = f"{kind}: the upstream's {self._route.path} takes {accepted}"
+            raise SampleError("invalid_input", message)
+        texts = [turn["content"] for turn in form.messages or ()] + [form.text, form.pair or ""]
+        tokens = sum(len(text.encode()) for text in texts) // 4 + 1
+        if tokens > self._max_length:
+            message = f"about {tokens} tokens, the limit is {self._max_length}"
+            raise SampleError("overlong", message)
+        truncated = {"src": False, "mt": False, "ref": False}
+        fields = {"tokens": tokens, "truncated": truncated, "mt_covered": len(form.last)}
+        return Encoded(1, fields, form)  # counted in samples, regardless of their length
+
+    async def _outcome(self, encoded: Encoded) -> Outcome:
+        form: Form | None = encoded.payload
+        if form is None:  # a probe succeeds, whatever the state of the upstream
+            labels = dict.fromkeys(self._weights, 0.0)
+            return {"score": 0.0, "labels": labels}
+        body = json.dumps(self._route.body(form, self._model)).encode()
+        name = f"reward-{hashlib.blake2b(body, digest_size=8).hexdigest()}"
+        try:
+            outputs, tokens = await self._ask(body, name, encoded)
+        except (LLMError, UserError) as error:
+            left = isinstance(error, LLMError) and error.cause == "left"
+            (log.info if left else log.warning)(
+                "upstream_failed",
+                upstream=self._server.url,
+                upstream_request=name,
+                error=str(error),
+            )
+            return _sample_error(error, self._model, name)
+        labels = dict(zip(self._weights, outputs, strict=True))
+        counted = {} if tokens is None else {"tokens": tokens}
+        # The number of tokens is the upstream's, in place of the estimate.
+        encoded.fields.update(counted)
+        return {"score": weighted_sum(labels, self._weights), "labels": labels}
+
+    async def _ask(
+        self, body: bytes, name: str, encoded: Encoded
+    ) -> tuple[list[float], int | None]:
+        """Return the outputs and the number of tokens, after retries."""
+        granted_s = encoded.timeout_s
+        deadline = None if granted_s is None else Deadline(max(granted_s, _MIN_DEADLINE_S))
+        policy = RetryPolicy(*self._patience, deadline)
+
+        def may_help(error: BaseException) -> bool:
+            return isinstance(error, LLMError) and error.retryable
+
+        try:
+            async for attempt in policy.tries(may_help, lambda state: None):
+                with attempt:
+                    if encoded.is_wanted is not None and not encoded.is_wanted():
+                        raise LLMError("timeout", CAUSES["left"], cause="left", request_id=name)
+                    return await self._attempt(body, name, deadline)
+        except LLMError as error:
+            if policy.late_pause_s is not None:
+                error.note_late_pause(policy.late_pause_s)
+            raise
+        raise AssertionError  # it goes on until an attempt ends
+
+    async def _attempt(
+        self, body: bytes, name: str, deadline: Deadline | None
+    ) -> tuple[list[float], int | None]:
+        most_s = math.inf if deadline is None else deadline.seconds / 2
+        timeout_s = min(self._timeout_s, most_s)
+        reply = await self._server.ask(
+            self._route.path,
+            body,
+            read_timeout_s=timeout_s,
+            total_s=timeout_s,
+            headers={"X-Request-Id": name},
+            request_id=name,
+        )
+        if not reply.is_ok:
+            raise explained(
+                reply.status,
+                reply.headers,
+                reply.body,
+                url=self._server.url,
+                model=self._model,
+                authorization=self._server.authorization,
+                request_id=name,
+            )
+        try:
+            answer = json.loads(reply.body)
+            outputs = self._route.read(answer, list(self._weights))
+            model = answer.get("model") if isinstance(answer, dict) else None
+            usage = answer.get("usage") if isinstance(answer, dict) else None
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            message = f"{self._server.url}: {_MALFORMED}"
+            raise LLMError("malformed", message, retryable=True, request_id=name) from None
+        if model not in (None, self._model):
+            raise _OtherModel(_OTHER_MODEL)
+        tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        return outputs, tokens if type(tokens) is int and tokens >= 0 else None
+
+
+def _sample_error(error: LLMError | UserError, model: str, request_id: str) -> SampleError:
+    """Return the error that a caller may see."""
+    if isinstance(error, _OtherModel):
+        message = f"the upstream server: {error} (the service's log: {request_id})"
+        return SampleError("upstream", message, retryable=False)
+    if isinstance(error, LLMError) and error.type == "overlong":
+        message = f"longer than the upstream's model can read (the service's log: {request_id})"
+        return SampleError("overlong", message)
+    return sample_error(error, model, request_id)
+
+
+def default_prompt(route: str) -> str:
+    """Return the name of the built-in prompt for a route."""
+    return next(name for name in BUILT_IN if name in ROUTES[route].takes)

@@ -1,0 +1,221 @@
+"""Check `--upstream`: what vLLM and TEI are asked, and what their failures become.
+
+The stand-in answers as vLLM 0.32 and Text Embeddings Inference do; each test fixes what it says.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import SecretStr
+
+from scorekit.client import SyncScoringClient
+from scorekit.errors import UserError
+from scorekit.schemas import Failed, RewardScored
+from services.reward_model.__main__ import make_backend
+from services.reward_model.prompts import BUILT_IN, PromptTurn, ScoringPrompt
+from services.reward_model.settings import RewardModelSettings
+from services.reward_model.upstream import UpstreamBackend
+from testing.servers import free_port, running_app, running_service
+
+CHAT = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
+LABELS = {"good": 1.0, "bad": -0.5}
+
+
+class Upstream:
+    """A server of a classifier. outputs: by label, in its order. answers: given first, in order."""
+
+    def __init__(self, outputs: dict[str, float] | None = None, model: str = "rm") -> None:
+        self.outputs = {"good": 0.5, "bad": 2.0} if outputs is None else outputs
+        self.model = model
+        self.answers: list[Any] = []
+        self.requests: list[tuple[str, dict[str, Any], str | None]] = []
+        self.hold = threading.Event()
+        self.app = FastAPI()
+        for path in ("/classify", "/pooling", "/score", "/predict"):
+            self.app.post(path)(self.answer)
+
+    async def answer(self, request: Request) -> Any:
+        body = await request.json()
+        self.requests.append((request.url.path, body, request.headers.get("authorization")))
+        if self.answers:
+            return self.answers.pop(0)
+        values = list(self.outputs.values())
+        row: dict[str, Any] = {"index": 0}
+        if request.url.path == "/predict":
+            rows = [{"label": name, "score": value} for name, value in self.outputs.items()]
+            rows.sort(key=lambda entry: -entry["score"])
+            return [rows] if isinstance(body["inputs"], list) else rows
+        if request.url.path == "/classify":
+            label = list(self.outputs)[values.index(max(values))]
+            row |= {"probs": values, "label": label, "num_classes": len(values)}
+        elif request.url.path == "/pooling":
+            row["data"] = values
+        else:
+            row["score"] = values[0]
+        return {"model": self.model, "data": [row], "usage": {"prompt_tokens": 7}}
+
+
+def ask(upstream: Upstream, *samples: dict[str, Any], api: str = "classify", **settings: Any):
+    """Return the results of the samples, asked through the service."""
+    settings = {"weights": LABELS, "prompt": ("messages", BUILT_IN["messages"])} | settings
+    with running_app(upstream.app) as url:
+        backend = UpstreamBackend(
+            settings.pop("url", url),
+            "rm",
+            settings.pop("weights"),
+            api,
+            settings.pop("prompt"),
+            backoff_s=(0.0,),
+            **settings,
+        )
+        with running_service(backend, max_batch_tokens=16) as service:
+            with SyncScoringClient(service, retry_samples=False) as client:
+                return client.score(list(samples))
+
+
+def test_vllm_is_asked_for_raw_outputs_of_a_conversation_as_it_is():
+    upstream = Upstream()
+    (result,) = ask(upstream, {"messages": CHAT}, key=SecretStr("secret"))
+    assert isinstance(result, RewardScored)
+    assert result.score == 0.5 - 0.5 * 2.0 and result.labels == upstream.outputs
+    assert result.tokens == 7
+    ((path, body, authorization),) = upstream.requests
+    assert (path, authorization) == ("/classify", "Bearer secret")
+    assert body == {
+        "model": "rm",
+        "messages": CHAT,
+        "use_activation": False,
+        "add_generation_prompt": False,
+        "add_special_tokens": False,
+    }
+
+
+def test_each_route_is_asked_in_its_form():
+    for api, sample, expected in [
+        ("classify", {"text": "a"}, {"input": "a"}),
+        ("pooling", {"messages": CHAT}, {"messages": CHAT, "task": "classify"}),
+        ("score", {"text": "a", "pair": "b"}, {"text_1": "a", "text_2": "b"}),
+        ("predict", {"text": "a"}, {"inputs": "a", "raw_scores": True, "truncate": False}),
+        ("predict", {"text": "a", "pair": "b"}, {"inputs": [["a", "b"]]}),
+    ]:
+        upstream = Upstream({"good": 0.5} if api == "score" else None)
+        weights = {"good": 1.0} if api == "score" else LABELS
+        (result,) = ask(upstream, sample, api=api, weights=weights)
+        assert isinstance(result, RewardScored), (api, result)
+        assert result.score == (0.5 if api == "score" else -0.5)
+        path, body, _ = upstream.requests[0]
+        assert path == f"/{api}" and body.items() >= expected.items()
+
+
+def test_a_translation_is_asked_in_the_prompt_of_a_file():
+    turns = (
+        PromptTurn(role="user", content="{tgt_lang}: {src}"),
+        PromptTurn(role="assistant", content="{mt}"),
+    )
+    upstream = Upstream()
+    prompt = ("mt.yaml", ScoringPrompt(messages=turns, higher_is_better=False))
+    ask(upstream, {"src": "a", "mt": "b", "tgt_lang": "ko"}, prompt=prompt)
+    assert [turn["content"] for turn in upstream.requests[0][1]["messages"]] == ["ko: a", "b"]
+
+
+def refused(status: int, message: str = "no", **headers: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message}}, status, headers)
+
+
+@pytest.mark.parametrize(
+    ("answers", "words", "retryable", "asked"),
+    [
+        ([refused(429)] * 3, "too many requests, HTTP 429", True, 3),
+        ([refused(503)] * 3, "cannot be reached, HTTP 503", True, 3),
+        ([refused(500)] * 3, "failed, HTTP 500", True, 3),
+        ([refused(401)], "it refuses the API key", False, 1),
+        ([refused(404, "The model `rm` does not exist.")], "it does not serve the model", False, 1),
+        ([refused(422)], "refused the request, HTTP 422", False, 1),
+        ([{"model": "rm", "data": []}] * 3, "not a valid one", True, 3),
+        ([JSONResponse([1, 2])] * 3, "not a valid one", True, 3),
+    ],
+)
+def test_a_failure_of_the_upstream_is_that_of_a_sample(answers, words, retryable, num_requests):
+    upstream = Upstream()
+    upstream.answers = list(answers)
+    (result,) = ask(upstream, {"text": "a"})
+    assert isinstance(result, Failed) and result.error.type == "upstream"
+    assert words in result.error.message and result.error.retryable == retryable
+    assert "127.0.0.1" not in result.error.message and len(upstream.requests) == num_requests
+
+
+def test_a_failure_that_passes_costs_no_score():
+    upstream = Upstream()
+    upstream.answers = [refused(429, **{"Retry-After": "0"}), refused(502)]
+    (result,) = ask(upstream, {"text": "a"})
+    assert isinstance(result, RewardScored) and len(upstream.requests) == 3
+
+
+def test_a_server_that_is_away_or_hangs_fails_samples():
+    stopped = Upstream()
+    (result,) = ask(stopped, {"text": "a"}, url=f"http://127.0.0.1:{free_port()}")
+    assert isinstance(result, Failed) and "cannot be reached" in result.error.message
+    assert result.error.retryable
+
+
+def test_a_sample_beyond_the_upstreams_context_is_overlong():
+    upstream = Upstream()
+    message = "This model's maximum context length is 16 tokens. However, you requested 30 tokens"
+    upstream.answers = [refused(400, message)]
+    long, longer = ask(upstream, {"text": "a"}, {"text": "word " * 900}, max_input_length=1000)
+    assert isinstance(long, Failed) and long.error.type == "overlong"
+    assert (
+        isinstance(longer, Failed)
+        and "about 1126 tokens, the limit is 1000" in longer.error.message
+    )
+
+
+def test_another_model_and_another_order_of_labels_are_noticed():
+    text = {"text": "a"}
+    other_model = Upstream(model="another")
+    reordered = Upstream({"bad": 2.0, "good": 0.5})
+    fewer, renamed = Upstream({"good": 1.0}), Upstream({"LABEL_0": 1.0, "LABEL_1": 2.0})
+    for upstream, api, words in [
+        (other_model, "classify", "it runs another model"),
+        (reordered, "classify", "its labels are not those"),
+        (fewer, "classify", "its labels are not those"),
+        (fewer, "pooling", "its labels are not those"),
+        (renamed, "predict", "its labels are not those"),
+    ]:
+        (result,) = ask(upstream, text, api=api)
+        assert isinstance(result, Failed) and words in result.error.message, (api, result)
+        assert not result.error.retryable
+    (result,) = ask(reordered, text, api="predict")  # which names each output
+    assert isinstance(result, RewardScored) and result.labels == {"good": 0.5, "bad": 2.0}
+
+
+def test_an_output_that_is_not_finite_is_no_score():
+    upstream = Upstream({"good": 1e308, "bad": -1e308})
+    (result,) = ask(upstream, {"text": "a"}, weights={"good": 10.0, "bad": -10.0})
+    assert isinstance(result, Failed) and result.error.type == "non_finite"
+
+
+def test_a_form_that_a_route_does_not_take_is_refused_unasked():
+    upstream = Upstream()
+    pair, chat = {"text": "a", "pair": "b"}, {"messages": CHAT}
+    (first,) = ask(upstream, pair)
+    (second,) = ask(upstream, chat, api="predict", prompt=("pair", BUILT_IN["pair"]))
+    assert isinstance(first, Failed) and "/classify takes messages or text" in first.error.message
+    assert isinstance(second, Failed) and "/predict takes pair or text" in second.error.message
+    assert not upstream.requests
+
+
+def test_the_settings_name_the_server_and_no_password(monkeypatch):
+    monkeypatch.setenv("REWARD_MODEL_UPSTREAM_API_KEY", "k")
+    settings = RewardModelSettings(upstream="http://127.0.0.1:9", model="rm", weights="a=1,b=0")
+    backend = make_backend(settings)
+    assert isinstance(backend, UpstreamBackend) and settings.max_batch_tokens == 1
+    description = backend.load()
+    assert dict(description.weights) == {"a": 1.0, "b": 0.0} and description.prompt == "messages"
+    with pytest.raises(UserError, match="REWARD_MODEL_UPSTREAM"):
+        make_backend(RewardModelSettings(upstream="http://me:word@127.0.0.1:9", model="rm"))
