@@ -171,6 +171,14 @@ def test_the_readme_is_short_and_its_first_command_comes_early():
     assert any(line.startswith("make demo") for line in lines[:25])
 
 
+def test_the_index_leads_to_every_written_page():
+    index = ROOT / "docs/index.md"
+    links = _LINK.findall(index.read_text(encoding="utf-8"))
+    targets = {Path(os.path.normpath(index.parent / link)) for link in links}
+    written = {path for path in DOCUMENTS if index.parent in path.parents and path != index}
+    assert written <= targets
+
+
 def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
     from scorekit import schemas
 
