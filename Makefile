@@ -70,7 +70,7 @@ env-docs: .venv-docs/ready ## make .venv-docs: what builds the documentation sit
 	@bash tools/setup_docs.sh
 	@touch $@
 
-docs: setup env-docs ## build the documentation site into build/site; a broken link is an error (15 s)
+docs: setup env-docs ## write the generated pages of docs/reference, build the site into build/site; a broken link is an error (15 s)
 	$(PY) -m tools.docs build/docs
 	.venv-docs/bin/zensical build --strict --clean -f mkdocs.yml
 	$(PY) -m tools.docs.check_site build/site

@@ -10,7 +10,7 @@ pages, hits and frames, the answer, judge, NDCG and the reward's components.
 Inspect: a log for each step, written with the API of inspect-ai, as its authors recommend. The
 extra `inspect` installs it, in an environment of its own.
 
-For rows of `trainer sft`, use `python -m trainer search export`.
+For rows of `scorekit sft`, use `scorekit search export`.
 """
 
 from __future__ import annotations

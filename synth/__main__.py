@@ -1,4 +1,4 @@
-"""synth_parallel check|run|status|estimate: the stages of a synthesis run."""
+"""scorekit synth check|run|status|estimate: the stages of a synthesis run."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class RunConfig(Config):
         100_000,
         ge=0,
         description="Views of more records are not written as files beside the "
-        "shards: `synth_parallel show` prints them.",
+        "shards: `scorekit synth show` prints them.",
     )
     answers: str | None = Field(
         None,

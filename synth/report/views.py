@@ -134,7 +134,7 @@ def _should_write(ctx: StageContext, path: Path, records: int) -> bool:
     path.unlink(missing_ok=True)
     ctx.print_line(
         f"{path.name}: {records:,} records are more than run.view_records: "
-        f"`synth_parallel show {path.stem}` prints them"
+        f"`scorekit synth show {path.stem}` prints them"
     )
     return False
 

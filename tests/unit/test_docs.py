@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from scorekit.__main__ import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 #: All but the changelog, which tells of files that were.
-DOCUMENTS = [
+PAGES = [
     *(ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *(
@@ -34,6 +35,12 @@ DOCUMENTS = [
         if path.parent != ROOT / "synth/export"  # templates of what a run writes
     ),
 ]
+#: What people write; the other pages are made from the code.
+DOCUMENTS = [
+    path
+    for path in PAGES
+    if not path.read_text(encoding="utf-8").startswith("<!-- Made from the code")
+]
 _ROOMS = (
     "scorekit|services|trainer|synth|synth_parallel|demo|configs|docs|tests|tools|bench|evidence|testing|examples"
     "|deploy"
@@ -53,11 +60,9 @@ _CREATED_BY_READER = {
     "synth/stages/drop_long.py",
     "trainer/search/steps/short.py",
 }
-#: Pages that `make docs` makes from the code; it also checks the places in them.
-_GENERATED = {
-    ROOT / "docs" / name
-    for name in re.findall(r"\breference/[\w/.-]+\.md", (ROOT / "mkdocs.yml").read_text("utf-8"))
-}
+_HEADING = re.compile(r"^#+ (.*?)\s*$", re.MULTILINE)
+_BLOCK = re.compile(r"^( *)```.*?^\1```\s*?$", re.MULTILINE | re.DOTALL)
+_LINK_TO_HEADING = re.compile(r"""\]\(((?!\w+://)[^)#\s]*)#([^)\s]+)(?: "[^"]*")?\)""")
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TARGET = re.compile(r"`?make ([a-z-]+)`?")
 
@@ -71,10 +76,31 @@ def test_files_that_a_document_names_exist(path):
     text = path.read_text(encoding="utf-8")
     for name in set(_PATH.findall(text)) - _CREATED_BY_READER:
         assert list(ROOT.glob(name)) or list(path.parent.glob(name)), f"it names {name}"
-    for name in _LINK.findall(text):
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_name)
+def test_files_that_a_document_links_to_exist(path):
+    for name in _LINK.findall(path.read_text(encoding="utf-8")):
         target = Path(os.path.normpath(path.parent / name))
-        exists = "://" in name or target in _GENERATED or target.exists()
-        assert exists, f"it links to {name}"
+        assert "://" in name or target.exists(), f"it links to {name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_name)
+def test_headings_that_a_document_links_to_exist(path):
+    for name, heading_id in _LINK_TO_HEADING.findall(path.read_text(encoding="utf-8")):
+        target = Path(os.path.normpath(path.parent / name)) if name else path
+        assert target.suffix != ".md" or heading_id in _heading_ids(target), (
+            f"it links to {name}#{heading_id}"
+        )
+
+
+@cache
+def _heading_ids(path):
+    """Return the ids of a page's headings, as GitHub and the site make them, and its own ids."""
+    text = _BLOCK.sub("", path.read_text(encoding="utf-8"))
+    titles = [re.sub(r"\]\([^)]*\)", "", title).lower() for title in _HEADING.findall(text)]
+    slugs = {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+    return slugs | {*re.findall(r'<a id="([^"]+)"', text)}
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
@@ -145,11 +171,12 @@ def test_the_readme_is_short_and_its_first_command_comes_early():
     assert any(line.startswith("make demo") for line in lines[:25])
 
 
-def test_the_index_leads_to_every_page():
+def test_the_index_leads_to_every_written_page():
     index = ROOT / "docs/index.md"
     links = _LINK.findall(index.read_text(encoding="utf-8"))
     targets = {Path(os.path.normpath(index.parent / link)) for link in links}
-    assert {path for path in index.parent.rglob("*.md") if path != index} <= targets
+    written = {path for path in DOCUMENTS if index.parent in path.parents and path != index}
+    assert written <= targets
 
 
 def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():

@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if not path.read_text(encoding="utf-8").startswith("<!-- Made from the code")
+]
 _BLOCK = re.compile(r"^( *)```.*?^\1```\s*?$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->|<[^>\n]+>", re.DOTALL)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")

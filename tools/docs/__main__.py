@@ -1,4 +1,6 @@
-"""Write the sources of the documentation site into a folder; `make docs` builds the site of them.
+"""Write the committed reference, and the sources of the documentation site into a folder.
+
+`make docs` builds the site of them.
 
 python -m tools.docs build/docs            # once
 python -m tools.docs build/docs --watch    # and again when a page changes: `make docs-serve`
@@ -12,7 +14,7 @@ from pathlib import Path
 
 from scorekit.command import print_line, run_command
 from scorekit.errors import UserError
-from tools.docs.pages import ROOT, write_pages
+from tools.docs.pages import ROOT, write_committed_pages, write_pages
 
 _POLL_S = 1.0
 
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--watch", action="store_true", help="write again when a page changes")
     options = parser.parse_args()
+    write_committed_pages()
     write_pages(options.folder)
     state = page_times()
     while options.watch:

@@ -8,13 +8,14 @@ import importlib
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import typer
 from typer.main import get_command
 
+from scorekit.__main__ import COMMANDS, app
 from scorekit.lazy_commands import LazyCommand
 from tools.docs.entries import anchor, entry, escape, paragraphs, type_text
 from tools.docs.settings import SERVICES, service_options
@@ -23,36 +24,35 @@ ROOT = Path(__file__).parents[2]
 #: Packages whose modules with a `__main__` block are commands.
 PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
 SCRIPTS = ("tools", "demo", "bench", "evidence", "deploy", "examples")
-#: Commands that are typer apps: module of the app, and how it is started.
-APPS = {
-    "trainer.__main__": "python -m trainer",
-    "scorekit.__main__": "scorekit",
-    "synth.__main__": "synth_parallel",
-    "services.retriever.command": "python -m services.retriever ingest",
-    "scorekit.adapters.openrlhf": "python -m scorekit.adapters.openrlhf",
-    "scorekit.adapters.gemmax": "python -m scorekit.adapters.gemmax",
+#: Pages of `scorekit`: name -> title. A group of commands has one, and so have all trainings.
+GROUPS = {
+    "scorekit": "scorekit",
+    "training": "Training commands",
+    "roleplay": "scorekit roleplay",
+    "search": "scorekit search",
+    "synth": "scorekit synth",
+    "ingest": "scorekit ingest",
+    "adapter": "scorekit adapter",
 }
 
 
 class Command(NamedTuple):
-    """A command or sub-command of a typer app."""
+    """A command or sub-command."""
 
     name: str
     help: str
     parameters: list[Any]
 
 
-def commands_in(app: typer.Typer, name: str) -> Iterator[Command]:
-    """Yield the command of an app and all its sub-commands."""
-    yield from _walk(get_command(app), name)
+@cache
+def all_commands() -> list[Command]:
+    """Return `scorekit` and everything below it but the services, whose options are settings."""
+    return list(_walk(get_command(app), "scorekit"))
 
 
 def _walk(command: Any, name: str) -> Iterator[Command]:
     if isinstance(command, LazyCommand):
-        target = command.entry.target
-        is_ours = target.startswith(("scorekit.", "trainer.search.steps."))
-        if not is_ours or target.partition(":")[0] in APPS:
-            yield Command(name, f"{command.help} {_same_as(target)}", [])
+        if command.entry.settings:
             return
         command = command.load()
     parameters = [p for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
@@ -61,29 +61,26 @@ def _walk(command: Any, name: str) -> Iterator[Command]:
         yield from _walk(sub_command, f"{name} {sub_name}")
 
 
-def _same_as(target: str) -> str:
-    """Return the other name of a lazy command, which has a page."""
-    module, _, attribute = target.partition(":")
-    words = [APPS.get(module, f"python -m {module.removesuffix('.__main__')}")]
-    if module in ("trainer.search.cli", "trainer.roleplay.cli"):
-        words = [APPS["trainer.__main__"], module.split(".")[1]]
-    return f"The same as `{' '.join([*words, *attribute.split()[1:]])}`, which has its options."
+def group_of(command: Command) -> str:
+    """Return the page of a command."""
+    first = [*command.name.split(), ""][1]
+    if first in COMMANDS and COMMANDS[first].panel == "Training":
+        return "training"
+    return first if first in GROUPS else "scorekit"
 
 
-def app_of(module: str) -> typer.Typer:
-    """Return the typer app of a module."""
-    return importlib.import_module(module).app
-
-
-def app_page(module: str, title: str) -> str:
-    """Return the page of one typer app."""
-    commands = list(commands_in(app_of(module), title))
+def group_page(group: str) -> str:
+    """Return the page of a group of commands."""
+    title = GROUPS[group]
     parts = [f"# {title}\n"]
-    for command in commands:
+    for command in all_commands():
+        if group_of(command) != group:
+            continue
+        words = command.name.removeprefix("scorekit")
         if command.name != title:
-            parts.append(f"## {command.name} {{ #{anchor(command.name.removeprefix(title))} }}\n")
+            parts.append(f"## {command.name} {{ #{anchor(words)} }}\n")
         parts.append(f"{paragraphs(command.help)}\n")
-        parts += [_parameter(command.name.removeprefix(title), p) for p in command.parameters]
+        parts += [_parameter(words, parameter) for parameter in command.parameters]
     return "\n".join(parts)
 
 
@@ -129,7 +126,12 @@ def service_page(service: str) -> str:
     """Return the page of the command of a service."""
     document = modules_with_main(("services",))[f"services.{service}.__main__"]
     about = SERVICES[service].__doc__ or document
-    parts = [f"# python -m services.{service}\n", paragraphs(about), "", service_options(service)]
+    parts = [
+        f"# scorekit serve {service.replace('_', '-')}\n",
+        paragraphs(about),
+        "",
+        service_options(service),
+    ]
     return "\n".join(parts)
 
 
@@ -209,13 +211,8 @@ def make_page() -> str:
 
 def command_pages() -> dict[str, str]:
     """Return every page of commands, by file name."""
-    pages = {}
-    for module, title in APPS.items():
-        name = title.split()[-1] if title.startswith("python -m") else title
-        name = "retriever-ingest" if name == "ingest" else name.rpartition(".")[2]
-        pages[f"{name}.md"] = app_page(module, title)
-    for service in SERVICES:
-        pages[f"{service}.md"] = service_page(service)
+    pages = {f"{group}.md": group_page(group) for group in GROUPS}
+    pages |= {f"{service}.md": service_page(service) for service in SERVICES}
     pages |= {"tools.md": tools_page(), "scripts.md": scripts_page(), "make.md": make_page()}
     modules = modules_with_main(PACKAGES)
     listed = "\n".join(
@@ -223,11 +220,13 @@ def command_pages() -> dict[str, str]:
         f":   {escape(document.split(chr(10) * 2)[0])}\n"
         for module, document in modules.items()
     )
-    links = "\n".join(f"- [{page_title(page)}]({name})" for name, page in sorted(pages.items()))
+    links = "\n".join(f"- [{page_title(page)}]({name})" for name, page in pages.items())
     pages["index.md"] = (
         "# Commands\n\nEvery command says its options with `--help`, too. What each exit code "
         f"means: [errors and exit codes](../errors.md).\n\n{links}\n\n"
-        f"## All modules that can be started\n\n{listed}"
+        "## The names of modules\n\nEvery command has the name of a module, too, which starts "
+        "where `scorekit` is not on the path, and under `accelerate launch -m`. `synth_parallel` "
+        f"is `scorekit synth`.\n\n{listed}"
     )
     return pages
 

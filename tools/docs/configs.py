@@ -38,24 +38,22 @@ class ConfigPage(NamedTuple):
     use: str
 
 
-_TRAIN = "Read by `python -m trainer train --config FILE`"
+_TRAIN = "Read by `scorekit train --config FILE`"
 PAGES: dict[str, ConfigPage] = {
     "translation": ConfigPage("Translation run", TranslationConfig, f"{_TRAIN}."),
     "search": ConfigPage(
-        "Search run", SearchConfig, f"{_TRAIN} and `python -m trainer search`; `task: search`."
+        "Search run", SearchConfig, f"{_TRAIN} and `scorekit search`; `task: search`."
     ),
     "roleplay": ConfigPage("Role-play run", RoleplayConfig, f"{_TRAIN}; `task: roleplay`."),
-    "sft": ConfigPage("SFT run", SftConfig, "Read by `python -m trainer sft --config FILE`."),
+    "sft": ConfigPage("SFT run", SftConfig, "Read by `scorekit sft --config FILE`."),
     "curation": ConfigPage(
         "Curation",
         CurationConfig,
-        "Read by the curation commands of `python -m trainer search`, such as `verify`.",
+        "Read by the curation commands of `scorekit search`, such as `verify`.",
     ),
-    "rounds": ConfigPage(
-        "Rounds", RoundsConfig, "Read by `python -m trainer search loop --rounds FILE`."
-    ),
+    "rounds": ConfigPage("Rounds", RoundsConfig, "Read by `scorekit search loop --rounds FILE`."),
     "synth": ConfigPage(
-        "Synthesis run", SynthConfig, "Read by `synth_parallel run --config FILE`."
+        "Synthesis run", SynthConfig, "Read by `scorekit synth run --config FILE`."
     ),
     "reward": ConfigPage(
         "Reward definition",
@@ -63,17 +61,17 @@ PAGES: dict[str, ConfigPage] = {
         "Read by every adapter and by a translation run (`reward.definition`).",
     ),
     "rubric": ConfigPage(
-        "Judge's rubric", Rubric, "Read by `python -m services.judge --rubrics FOLDER`."
+        "Judge's rubric", Rubric, "Read by `scorekit serve judge --rubrics FOLDER`."
     ),
     "mqm-examples": ConfigPage(
         "Judge's MQM examples",
         MqmExamples,
-        "Read by `python -m services.judge --mqm-examples FILE`.",
+        "Read by `scorekit serve judge --mqm-examples FILE`.",
     ),
     "reward-prompt": ConfigPage(
         "Prompt of a reward model",
         ScoringPrompt,
-        "Read by `python -m services.reward_model --prompt FILE`.",
+        "Read by `scorekit serve reward-model --prompt FILE`.",
     ),
 }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scorekit.errors import REQUEST_ERRORS, SAMPLE_ERROR_TYPES, TEXT_ERROR_TYPES, SampleError
-from tools.docs.commands import APPS, app_of, commands_in
+from tools.docs.commands import all_commands
 from tools.docs.entries import anchor, escape, paragraphs
 
 ROOT = Path(__file__).parents[2]
@@ -126,12 +126,11 @@ def _exit_codes() -> list[str]:
         "| 141 | stdout is the result, and its reader has ended (`head`). |",
         "\nWhat single commands add:\n",
     ]
-    for module, title in APPS.items():
-        for command in commands_in(app_of(module), title):
-            text = " ".join(command.help.split())
-            match = re.search(r"(?:(?<=\. )|^)[^.]*[Ee]xit code.*", text)
-            if match:
-                rows.append(f"- `{command.name}`: {escape(match[0])}")
+    for command in all_commands():
+        text = " ".join(command.help.split())
+        match = re.search(r"(?:(?<=\. )|^)[^.]*[Ee]xit code.*", text)
+        if match:
+            rows.append(f"- `{command.name}`: {escape(match[0])}")
     return rows
 
 

@@ -24,7 +24,8 @@ def http_page(service: str) -> str:
     document = json.loads((ROOT / f"services/{service}/openapi.json").read_text(encoding="utf-8"))
     parts = [
         f"# HTTP: {service}\n",
-        f"The routes of `python -m services.{service}`, from its OpenAPI document. How requests, "
+        f"The routes of `scorekit serve {service.replace('_', '-')}`, from its OpenAPI document. "
+        "How requests, "
         "failures and retries work is the same for every service: [the wire contract]"
         "(../protocol.md).\n",
         "## Routes\n",

@@ -2,7 +2,8 @@
 
 A page keeps its place: `docs/how-to/sft.md` is `how-to/sft.md` of the site, `demo/README.md` stays.
 A link to another page of the repository leads to that page; a link to a source file, to a page that
-shows it.
+shows it. Most pages made from the code are committed, too, so that a reader of the checkout has
+them. Those of HTTP and Python are not: there a link leads to the source, and the site has the page.
 """
 
 from __future__ import annotations
@@ -17,37 +18,78 @@ from typing import Any
 import yaml
 
 from scorekit.errors import UserError
-from tools.docs.api import api_pages
+from tools.docs.api import PAGES, api_pages
 from tools.docs.commands import command_pages
 from tools.docs.configs import config_pages
 from tools.docs.errors import errors_page
 from tools.docs.http_routes import http_pages
-from tools.docs.settings import environment_page
+from tools.docs.settings import SERVICES, environment_page
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "mkdocs.yml"
 STYLE = "docs/site.css"
 REFERENCE = "reference"
+#: First line of a committed page that nobody should edit.
+MADE_FROM_CODE = "<!-- Made from the code: `make docs` writes this page. -->"
 _LINK = re.compile(r"""(\]\()([^)#\s]+)((?:#[^)\s]*)?(?: "[^"]*")?\))""")
 _PICTURE = re.compile(r"^!\[([^\]]*)\]\(([^)\s]+\.svg)\)$", re.MULTILINE)
+#: A heading, and a target of make, with an id as the site's Markdown writes it.
+_HEADING = re.compile(r"^(#+ .*?) \{ #([^ }]+)[^}\n]*\}$", re.MULTILINE)
+_TARGET = re.compile(r"^(`make .*?`) \{ #([^ }]+) \}$", re.MULTILINE)
 #: Files that are copied as they are.
 _COPIED = (".svg", ".png", ".css")
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml"}
 
 
-def generated_pages() -> dict[str, str]:
-    """Return the pages that are made from the code: path on the site -> text."""
-    groups = {
-        "config": config_pages(),
-        "commands": command_pages(),
-        "http": http_pages(),
-        "python": api_pages(),
-    }
+def committed_pages() -> dict[str, str]:
+    """Return the pages that are made from the code and committed: path below docs -> text."""
     pages = {f"{REFERENCE}/errors.md": errors_page()}
     pages[f"{REFERENCE}/environment.md"] = environment_page()
-    for group, texts in groups.items():
+    for group, texts in (("config", config_pages()), ("commands", command_pages())):
         pages |= {f"{REFERENCE}/{group}/{name}": text for name, text in texts.items()}
     return pages
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the pages that are made from the code: path on the site -> text."""
+    pages = committed_pages()
+    for group, texts in (("http", http_pages()), ("python", api_pages())):
+        pages |= {f"{REFERENCE}/{group}/{name}": text for name, text in texts.items()}
+    return pages
+
+
+def page_by_source() -> dict[str, str]:
+    """Return the files of the repository that stand for a page that is not committed."""
+    pages = {f"services/{name}/openapi.json": f"{REFERENCE}/http/{name}.md" for name in SERVICES}
+    for name, (_, _, modules) in PAGES.items():
+        path = modules[0].replace(".", "/")
+        is_package = (ROOT / path).is_dir()
+        source = f"{path}/__init__.py" if is_package else f"{path}.py"
+        pages[source] = f"{REFERENCE}/python/{name}.md"
+    return pages
+
+
+def checkout_form(text: str) -> str:
+    """Return a page for a reader of the checkout, where headings have no attributes.
+
+    An id stands before its heading, so that links to it work in both forms.
+    """
+    text = _HEADING.sub(r'<a id="\2"></a>\n\n\1', text)
+    text = _TARGET.sub(r'<a id="\2"></a>\1', text).replace("\n{ .key-facts }\n", "\n")
+    return f"{MADE_FROM_CODE}\n\n{text.strip()}\n"
+
+
+def write_committed_pages() -> None:
+    """Write the pages that are committed; remove those of commands and configs that are gone."""
+    pages = {ROOT / "docs" / name: checkout_form(text) for name, text in committed_pages().items()}
+    for group in ("config", "commands"):
+        for path in (ROOT / "docs" / REFERENCE / group).glob("*.md"):
+            if path not in pages:
+                path.unlink()
+    for path, text in pages.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
 
 
 def navigation() -> list[str]:
@@ -67,7 +109,7 @@ def assemble() -> dict[str, str | bytes]:
     """Return every file of the site's sources: path -> content.
 
     Raises UserError if mkdocs.yml lists a page that does not exist, or leaves out a generated one,
-    if a page is both written and generated, or if one links to a file that does not exist.
+    or if a page links to a file that does not exist.
     """
     files: dict[str, str | bytes] = {**generated_pages()}
     generated = {*files}
@@ -75,9 +117,6 @@ def assemble() -> dict[str, str | bytes]:
     unlisted = sorted(files.keys() - {*listed})
     if unlisted:
         raise UserError(f"mkdocs.yml: nav lacks the generated page {unlisted[0]}. Add it")
-    written = sorted(page for page in generated if (ROOT / "docs" / page).is_file())
-    if written:
-        raise UserError(f"docs/{written[0]}: is generated from the code. Remove the file")
     waiting = [source_of(page) for page in listed if page not in files] + [STYLE]
     seen = {*waiting}
     while waiting:
@@ -131,7 +170,7 @@ def _linked(text: str, source: str, generated: Set[str], targets: set[str]) -> s
         if "://" in link or link.startswith("mailto:"):
             return match[0]
         target = os.path.normpath(PurePosixPath(source).parent / link)
-        page = target.removeprefix("docs/")
+        page = page_by_source().get(target, target.removeprefix("docs/"))
         if page in generated:
             target = page
         elif not (ROOT / target).is_file():

@@ -58,7 +58,7 @@ class EnvironmentServices:
 class EpisodeLog:
     """The finished episodes: their counts, and their records on disk. Threads may share it.
 
-    The command `trainer search view FOLDER` shows the folder above the store's.
+    The command `scorekit search view FOLDER` shows the folder above the store's.
     """
 
     store: TrajectoryStore

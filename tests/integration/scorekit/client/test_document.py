@@ -30,9 +30,6 @@ PAGES = (
     "score-files",
     "composite-rewards",
     "add-a-reward",
-    "trl",
-    "verl",
-    "other-trainers",
 )
 #: Text of each page.
 TEXTS = {page: (ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8") for page in PAGES}
@@ -175,7 +172,7 @@ def test_the_reward_definition(tmp_path):
 
 
 def test_slime_s_settings(url):
-    (text,) = blocks("yaml", "other-trainers")
+    (_, text) = blocks("yaml", "add-a-reward")
     flags = dict(re.findall(r"#   --(custom-[a-z-]+-path) (\S+)", text))
     assert flags.pop("custom-config-path") == "slime.yaml"
     paths = {flag.replace("-", "_"): path for flag, path in flags.items()}

@@ -147,7 +147,7 @@ def test_large_views_are_printed_and_not_written(tmp_path):
     for stage in ("prefilter_score", "format_filter"):
         write_views(ctx, stage)
     assert not list(tmp_path.glob("*.jsonl"))
-    assert any("`synth_parallel show rejected` prints them" in line for line in lines)
+    assert any("`scorekit synth show rejected` prints them" in line for line in lines)
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
 

@@ -1,4 +1,4 @@
-"""The table of trainers in docs/how-to/other-trainers.md names a test for each of its cells."""
+"""The table of trainers in docs/how-to/add-a-reward.md names a test for each of its cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-DOCUMENT = ROOT / "docs/how-to/other-trainers.md"
+DOCUMENT = ROOT / "docs/how-to/add-a-reward.md"
 LINK = re.compile(r'\[([^\]]+)\]\(([^ )]+) "([^"]+)"\)')
 
 

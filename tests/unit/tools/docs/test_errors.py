@@ -31,5 +31,5 @@ def test_every_type_on_the_wire_has_a_row() -> None:
 
 
 def test_a_command_says_what_its_own_exit_codes_mean() -> None:
-    assert "- `python -m trainer search collect`: Exit code 3: no episode has a reward." in page()
+    assert "- `scorekit search collect`: Exit code 3: no episode has a reward." in page()
     assert "- `scorekit score`: After transient errors the exit code is 3" in page()

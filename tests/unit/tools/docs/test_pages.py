@@ -65,11 +65,44 @@ def test_a_written_page_of_the_reference_stands_beside_generated_ones(tree: Path
     assert files["reference/protocol.md"] == "[errors](errors.md)\n"
 
 
-def test_no_written_page_hides_a_generated_one(tree: Path) -> None:
-    (tree / "docs/reference").mkdir()
-    (tree / "docs/reference/errors.md").write_text("# Mine\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"docs/reference/errors\.md: is generated"):
-        assemble()
+def test_the_committed_reference_is_what_the_code_says() -> None:
+    texts = {name: pages.checkout_form(text) for name, text in pages.committed_pages().items()}
+    docs = pages.ROOT / "docs"
+    stale = [name for name, text in texts.items() if _text(docs / name) != text]
+    assert stale == [], "say: make docs"
+    marked = {p for p in docs.rglob("*.md") if _text(p).startswith(pages.MADE_FROM_CODE)}
+    assert marked == {docs / name for name in texts}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def test_a_link_to_an_id_works_in_a_checkout() -> None:
+    text = "# A\n\n### `rl.x` { #rl-x .key }\n\ninteger\n{ .key-facts }\n\nIt.\n"
+    expected = '# A\n\n<a id="rl-x"></a>\n\n### `rl.x`\n\ninteger\n\nIt.\n'
+    assert pages.checkout_form(text) == f"{pages.MADE_FROM_CODE}\n\n{expected}"
+    assert pages.checkout_form("`make x` { #x }\n:   It.\n").endswith(
+        '<a id="x"></a>`make x`\n:   It.\n'
+    )
+
+
+def test_a_link_to_a_source_leads_to_the_page_that_is_made_of_it(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    http = {"reference/http/judge.md": "# HTTP: judge\n"}
+    monkeypatch.setattr(pages, "generated_pages", lambda: GENERATED | http)
+    nav = {"nav": ["index.md", "reference/errors.md", *http]}
+    (tree / "mkdocs.yml").write_text(yaml.safe_dump(nav), encoding="utf-8")
+    link = "[judge](../services/judge/openapi.json)\n"
+    (tree / "docs/index.md").write_text(link, encoding="utf-8")
+    assert assemble()["index.md"] == "[judge](reference/http/judge.md)\n"
+
+
+def test_sources_that_stand_for_a_page_exist() -> None:
+    sources = pages.page_by_source()
+    assert all((pages.ROOT / source).is_file() for source in sources)
+    assert {*sources.values()} == pages.generated_pages().keys() - pages.committed_pages().keys()
 
 
 @pytest.mark.parametrize(
