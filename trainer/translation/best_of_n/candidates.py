@@ -178,7 +178,7 @@ class CandidateFolder:
         kept.
         """
         count = len(self.opened.prompts)
-        completions, scores = self._kept_completions(), KeptLines(self.folder / "scores.jsonl")
+        completions, scores = self._stored_completions(), StoredLines(self.folder / "scores.jsonl")
         with progress_bar(count, len(scores.lines)) as advance:
             waiting: list[tuple[int, PendingGroup]] = []
             for start in range(0, count, CHUNK):
@@ -210,16 +210,16 @@ class CandidateFolder:
         weights = {"weights of the reward": weighted_parts(cfg.reward)}
         return settings | inputs | components | weights | {"greedy": self.greedy}
 
-    def _kept_completions(self) -> KeptLines:
-        """Return the completions of all chunks that are whole."""
-        kept, count = KeptLines(self.folder / "completions.jsonl"), len(self.opened.prompts)
-        whole = len(kept.lines)
-        if whole < count:
-            whole -= whole % CHUNK
-        kept.keep(range(whole))
-        return kept
+    def _stored_completions(self) -> StoredLines:
+        """Return the completions of all chunks that are complete."""
+        stored, count = StoredLines(self.folder / "completions.jsonl"), len(self.opened.prompts)
+        num_complete = len(stored.lines)
+        if num_complete < count:
+            num_complete -= num_complete % CHUNK
+        stored.keep(range(num_complete))
+        return stored
 
-    def _sample(self, indices: Sequence[int], completions: KeptLines) -> None:
+    def _sample(self, indices: Sequence[int], completions: StoredLines) -> None:
         opened, start = self.opened, indices[0]
         generation, seed = opened.cfg.generation, opened.cfg.misc.seed
         ids = [opened.prompts[index].ids.tolist() for index in indices]
@@ -238,7 +238,7 @@ class CandidateFolder:
         completions.add(*lines)
 
     def _submit(
-        self, indices: Sequence[int], completions: KeptLines
+        self, indices: Sequence[int], completions: StoredLines
     ) -> list[tuple[int, PendingGroup]]:
         """Ask the services for the scores of these sources."""
         batch = self.opened.rewarder.batch()
@@ -250,8 +250,8 @@ class CandidateFolder:
     def _finish(
         self,
         waiting: Sequence[tuple[int, PendingGroup]],
-        completions: KeptLines,
-        scores: KeptLines,
+        completions: StoredLines,
+        scores: StoredLines,
         advance: Callable[[int], None],
     ) -> None:
         """Wait for the scores and keep them; ask again for those that may come later.
@@ -261,11 +261,11 @@ class CandidateFolder:
         """
         opened, has_scores = self.opened, False
         for attempt in range(_ATTEMPTS):
-            is_last, again = attempt == _ATTEMPTS - 1, []
+            is_last, retried = attempt == _ATTEMPTS - 1, []
             for index, group in waiting:
                 rewards = compute_rewards(group.rollouts, group.scores(), opened.cfg.reward)
                 if not is_last and any(reward.is_transient for reward in rewards):
-                    again.append((index, group))
+                    retried.append((index, group))
                     continue
                 if not has_scores and (reason := unanswered(rewards)):
                     raise ScorekitError(
@@ -276,12 +276,12 @@ class CandidateFolder:
                 has_scores = True
                 scores.add(self._line(completions.lines[index], group, rewards))
                 advance(1)
-            if not again:
+            if not retried:
                 return
             batch = opened.rewarder.batch()
-            for _, group in again:
+            for _, group in retried:
                 group.submit(batch)
-            waiting = again
+            waiting = retried
 
     def _line(
         self, line: Mapping[str, Any], group: PendingGroup, rewards: Sequence[SampleReward]
@@ -328,7 +328,7 @@ class CandidateFolder:
         return SampledSource(self.opened.prompts[index], candidates, line["greedy"])
 
 
-class KeptLines:
+class StoredLines:
     """A file of JSON lines, one for each source (`source`: its index)."""
 
     def __init__(self, path: Path) -> None:

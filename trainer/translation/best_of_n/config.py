@@ -28,7 +28,7 @@ class SeveralConfig(GenerationConfig):
 
 
 class ChoiceConfig(Config):
-    """Which of a source's translations is trained on."""
+    """The rule that chooses one of a source's translations."""
 
     by: Literal["reward", "random"] = Field(
         "reward",

@@ -1,4 +1,4 @@
-"""What there is to gain by choosing among a policy's samples: the numbers, and what they mean.
+"""Measure what there is to gain by choosing among a policy's samples, and say it in words.
 
 Shapes: S sources, N different translations of one, of which each was sampled `count` times.
 """
@@ -52,7 +52,7 @@ class ScoredSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MeasuredChoice:
     """A way to choose one of a source's translations, beside greedy ones.
 
     reward, chrf, bleu: means over the sources (BLEU of the corpus), `first` greedy's and `second`
@@ -86,9 +86,9 @@ class Headroom:
     unscored: int
     different: float
     has_references: bool
-    choices: list[Choice]
+    choices: list[MeasuredChoice]
 
-    def choice(self, name: str) -> Choice | None:
+    def choice(self, name: str) -> MeasuredChoice | None:
         """Return the choice of a name, if there is one."""
         return next((choice for choice in self.choices if choice.name == name), None)
 
@@ -189,12 +189,12 @@ def _weights(name: str, source: ScoredSource) -> list[tuple[Candidate, float | N
     return [(source.candidates[best], quality[best], 1)]
 
 
-def _choice(name: str, used: Sequence[ScoredSource], bleu: Any) -> Choice:
+def _choice(name: str, used: Sequence[ScoredSource], bleu: Any) -> MeasuredChoice:
     """Return the stats of one choice beside greedy translations."""
-    taken = [(_weights(GREEDY, source), _weights(name, source)) for source in used]
-    rewards = [[_mean((c.reward, n) for c, _, n in side) for side in pair] for pair in taken]
+    chosen = [(_weights(GREEDY, source), _weights(name, source)) for source in used]
+    rewards = [[_mean((c.reward, n) for c, _, n in side) for side in pair] for pair in chosen]
     with_ref = [
-        (source, pair) for source, pair in zip(used, taken, strict=True) if source.ref is not None
+        (source, pair) for source, pair in zip(used, chosen, strict=True) if source.ref is not None
     ]
     left_out = len(used) - len(with_ref)
     quality = bleus = None
@@ -206,11 +206,11 @@ def _choice(name: str, used: Sequence[ScoredSource], bleu: Any) -> Choice:
         score = partial(_corpus_score, metric=bleu)
         array = np.array(stats, dtype=np.float64)
         bleus = paired_stat("BLEU", "bleu", array, left_out, score, True)
-    lengths = [_mean((len(c.text), n) for c, _, n in side) for _, side in taken]
+    lengths = [_mean((len(c.text), n) for c, _, n in side) for _, side in chosen]
     bases = [len(source.ref or "") for source in used]
     if len(with_ref) < len(used):
         bases = [len(source.greedy.text) for source in used]
-    return Choice(
+    return MeasuredChoice(
         name,
         paired_mean("reward", "reward", rewards, 0, True),
         quality,

@@ -35,17 +35,17 @@ from trainer.runs.run_log import open_run_dir, write_json
 from trainer.translation.best_of_n.candidates import (
     Candidate,
     CandidateFolder,
-    KeptLines,
     OpenCandidates,
     SampledSource,
+    StoredLines,
     check_made_from,
     open_candidates,
 )
 from trainer.translation.best_of_n.headroom import (
     OWN,
     REVERSE,
-    Choice,
     Headroom,
+    MeasuredChoice,
     in_words,
     measure,
     score_source,
@@ -60,7 +60,7 @@ _ADVICE = "Start again with --overwrite, or choose another folder (--set misc.ru
 
 @dataclass(frozen=True, slots=True)
 class HeadroomFiles:
-    """Where a headroom was written. table: for the terminal."""
+    """The files of a headroom. table: for the terminal."""
 
     result: Headroom
     json: Path
@@ -96,7 +96,7 @@ def run_headroom(
         if overwrite:
             remove_folder(folder)
         sources = CandidateFolder(folder, opened, greedy=True, advice=_ADVICE).collect()
-        values = {OWN: _logprobs(folder / "own.jsonl", sources, _own(opened))}
+        values = {OWN: _logprobs(folder / "own.jsonl", sources, _means_of_policy(opened))}
         if back is not None:
             check_made_from(folder / "reverse", back.made_from, _ADVICE)
             path = folder / "reverse/logprobs.jsonl"
@@ -124,16 +124,16 @@ def _logprobs(
     path: Path, sources: Sequence[SampledSource], means_of: MeansOf
 ) -> list[list[float | None]]:
     """Return the log-probabilities of all candidates, from the file where they are there."""
-    kept = KeptLines(path)
-    with progress_bar(len(sources), len(kept.lines)) as advance:
+    stored = StoredLines(path)
+    with progress_bar(len(sources), len(stored.lines)) as advance:
         for index, source in enumerate(sources):
-            if index not in kept.lines:
-                kept.add({"source": index, "means": means_of(source)})
+            if index not in stored.lines:
+                stored.add({"source": index, "means": means_of(source)})
                 advance(1)
-    return [kept.lines[index]["means"] for index in range(len(sources))]
+    return [stored.lines[index]["means"] for index in range(len(sources))]
 
 
-def _own(opened: OpenCandidates) -> MeansOf:
+def _means_of_policy(opened: OpenCandidates) -> MeansOf:
     """Return the policy's own means, at temperature 1."""
     learner = opened.learner
     device, cfg = opened.world.device, opened.cfg
@@ -247,7 +247,7 @@ def table_rows(result: Headroom) -> tuple[list[str], list[list[str]]]:
     return titles, [_row(choice, result.has_references) for choice in result.choices]
 
 
-def _row(choice: Choice, has_references: bool) -> list[str]:
+def _row(choice: MeasuredChoice, has_references: bool) -> list[str]:
     cells = [choice.name, *_cells(choice.reward, 3)]
     if has_references:
         cells += [*_cells(choice.chrf, 2), *_cells(choice.bleu, 2)]

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenRows:
     """The translations that are trained on.
 
     rows: one for each source that has a choice.
@@ -49,7 +49,9 @@ class Chosen:
         }
 
 
-def choose(sources: Sequence[SampledSource], by: Literal["reward", "random"], seed: int) -> Chosen:
+def choose(
+    sources: Sequence[SampledSource], by: Literal["reward", "random"], seed: int
+) -> ChosenRows:
     """Return one translation of each source.
 
     Translations that max_new_tokens has cut, empty ones, and those without a reward are not chosen.
@@ -74,7 +76,7 @@ def choose(sources: Sequence[SampledSource], by: Literal["reward", "random"], se
         totals.append(best.reward or 0.0)
         means.append(_mean_reward(rated))
         rows.append(_row(source.prompt.ids.tolist(), best.ids, "sample", source.example.id))
-    return Chosen(
+    return ChosenRows(
         rows,
         left_out,
         sum(totals) / len(totals) if totals else None,
@@ -128,18 +130,18 @@ def mix(chosen: Sequence[Row], pairs: Sequence[Row], share: float, seed: int) ->
     """
     if share == 1:
         return list(pairs)
-    wanted = round(len(chosen) * share / (1 - share))
-    if wanted > len(pairs):
+    num_pairs = round(len(chosen) * share / (1 - share))
+    if num_pairs > len(pairs):
         log.warning(
             "pairs.share: %g of the rows would be %d pairs, and pairs.path has %d: they are %.2f "
             "of the rows",
             share,
-            wanted,
+            num_pairs,
             len(pairs),
             len(pairs) / max(1, len(pairs) + len(chosen)),
         )
     draw = random.Random(stream_seed("pairs", seed))
-    return [*chosen, *draw.sample(list(pairs), min(wanted, len(pairs)))]
+    return [*chosen, *draw.sample(list(pairs), min(num_pairs, len(pairs)))]
 
 
 def _row(prompt: list[int], reply: list[int], kind: str, id: str) -> Row:

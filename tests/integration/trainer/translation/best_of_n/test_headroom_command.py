@@ -89,15 +89,15 @@ def test_it_writes_a_table_a_page_and_a_last_line(
     by_name = {choice["name"]: choice for choice in result["choices"]}
     assert by_name["reward"]["reward"]["second"] > by_name["mean sample"]["reward"]["second"]
     assert by_name["oracle (chrF)"]["chrf"]["second"] >= by_name["reward"]["chrf"]["second"]
-    # Each source's different translations were asked once, and the best has the service's score.
-    asked = [(sample.src, sample.mt) for sample in recorder.samples]
+    # Each source's different translations were requested, and no other text.
+    requested = [(sample.src, sample.mt) for sample in recorder.samples]
     lines = read_jsonl(tmp_path / "run/headroom/scores.jsonl")
     texts = [(SOURCES[line["source"]], c["text"]) for line in lines for c in line["candidates"]]
-    assert set(asked) == set(texts) and len(asked) <= len(texts)
+    assert set(requested) == set(texts) and len(requested) <= len(texts)
 
     before = len(recorder.samples)
-    again = headroom(path, "--reverse", str(policy))
-    assert again.exit_code == 0 and len(recorder.samples) == before
+    second = headroom(path, "--reverse", str(policy))
+    assert second.exit_code == 0 and len(recorder.samples) == before
     assert json.loads((tmp_path / "run/headroom.json").read_text("utf-8")) == result
 
     other = headroom(path, "--set", "generation.temperature=0.5")
@@ -118,15 +118,15 @@ def test_it_goes_on_where_it_was_killed(
     result = (tmp_path / "run/headroom.json").read_text("utf-8")
     folder = tmp_path / "run/headroom"
     completions, scores = folder / "completions.jsonl", folder / "scores.jsonl"
-    whole = completions.read_text("utf-8").splitlines(keepends=True)
+    all_lines = completions.read_text("utf-8").splitlines(keepends=True)
     scored = scores.read_text("utf-8").splitlines(keepends=True)
-    completions.write_text("".join(whole[:12]) + whole[12][:20], "utf-8")  # two chunks of 5
+    completions.write_text("".join(all_lines[:12]) + all_lines[12][:20], "utf-8")  # two chunks of 5
     scores.write_text("".join(scored[:7]) + scored[7][:20], "utf-8")
     (folder / "own.jsonl").unlink()
     recorder.samples.clear()
     done = headroom(path)
     assert done.exit_code == 0, done.output
-    assert completions.read_text("utf-8") == "".join(whole)
+    assert completions.read_text("utf-8") == "".join(all_lines)
     assert (tmp_path / "run/headroom.json").read_text("utf-8") == result
     assert {sample.src for sample in recorder.samples} == set(SOURCES[7:])
 

@@ -41,7 +41,7 @@ def source(*candidates: Candidate, greedy: int = 0, ref: str | None = REF) -> Sa
 
 
 def headroom(*sources: SampledSource, samples: int = 4) -> Headroom:
-    return measure(sources, [score_source(one, {}) for one in sources], samples)
+    return measure(sources, [score_source(source, {}) for source in sources], samples)
 
 
 #: The greedy translation is the worst by reward and chrF, the second the best by both.
@@ -89,11 +89,11 @@ def test_log_probabilities_choose_and_what_has_none_is_never_chosen() -> None:
 
 def test_a_sample_without_a_reward_takes_no_part_and_is_counted() -> None:
     failed = source(candidate("열기", 1, 1.0), candidate(REF, 3, None))
-    lost = source(candidate("열기", 4, None))
-    result = headroom(failed, lost)
+    unscored = source(candidate("열기", 4, None))
+    result = headroom(failed, unscored)
     assert (result.sources, result.left_out, result.unscored) == (1, 1, 7)
     assert result.choice(ORACLE).chrf.second < 50  # not that of REF
-    assert "nothing to say" in in_words(headroom(lost))
+    assert "nothing to say" in in_words(headroom(unscored))
 
 
 def test_a_greedy_translation_that_was_not_sampled_is_no_sample() -> None:

@@ -15,12 +15,16 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from scorekit.config import load_config
 from testing.servers import running_service, wait_until
 from tests.kits.forked import Command, completed
 from tests.kits.trainer.rewards import Recorder
 from tests.kits.trainer.runs import letter_tokenizer, save_policy, write_examples
 from trainer.__main__ import app
 from trainer.runs.run_log import read_jsonl
+from trainer.translation.best_of_n.check import check_run
+from trainer.translation.best_of_n.commands import report
+from trainer.translation.best_of_n.config import BestOfNConfig
 
 SOURCES = ["".join(letters) for letters in product("abcdef", repeat=3)][:140]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
@@ -77,9 +81,10 @@ def test_the_rows_are_the_best_samples_and_pairs(
     recorder, url = service
     held_out = write_examples(tmp_path / "e.jsonl", ["hg", "gh"], ref="abc")
     path = config(tmp_path, policy, url, data={"eval": str(held_out)})
-    checked = CliRunner().invoke(app, ["check", "--config", str(path)])
-    assert checked.exit_code == 0, checked.output
-    assert "60 pairs, 0.25 of the rows" in checked.output
+    findings = check_run(load_config(BestOfNConfig, path))
+    assert not findings.errors
+    results = {check.name: check.result for check in findings.checks}
+    assert results["pairs.path"] == "60 pairs, 0.25 of the rows" and results["sft"] == "3 updates"
     done = train(path)
     assert done.exit_code == 0, done.output
     run = tmp_path / "run"
@@ -105,10 +110,10 @@ def test_the_rows_are_the_best_samples_and_pairs(
 
     # A finished run tells its results again, and asks for nothing.
     recorder.samples.clear()
-    again = train(path, "--resume")
-    assert again.exit_code == 0 and not recorder.samples
-    assert f"policy: {checkpoint}" in again.output and f"B: {checkpoint}" in again.output
-    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    second = train(path, "--resume")
+    assert second.exit_code == 0 and not recorder.samples
+    assert f"policy: {checkpoint}" in second.output and f"B: {checkpoint}" in second.output
+    assert report(run) == 0
 
     refused = train(path)
     assert refused.exit_code == 2 and "has a run. Go on with it (--resume)" in refused.stderr
