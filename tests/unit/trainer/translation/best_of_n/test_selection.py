@@ -109,8 +109,10 @@ def test_a_pair_has_the_prompt_of_a_sample_and_ends_as_the_policy_does(
 
 def test_a_reply_ends_with_the_token_of_the_template() -> None:
     tokenizer = byte_tokenizer(CHATML)
-    model = tiny_llama(tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    tokenizer.eos_token = "<|im_start|>"  # of a document, as another id
+    assert tokenizer.eos_token_id != end
+    model = tiny_llama(tokenizer)
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, end]
     assert ReplyEnd(model, tokenizer).id == end
     hostile = ReplyEnd(model, tokenizer).reply_ids("a<|im_end|>b")
