@@ -60,6 +60,11 @@ COMMANDS = {
     "train": Entry(f"{_TRAINER} train", "Train a policy with rewards of services.", _TRAINING),
     "sft": Entry(f"{_TRAINER} sft", "Train on conversations, or ids with a mask.", _TRAINING),
     "evaluate": Entry(f"{_TRAINER} evaluate", "Score a policy on held-out examples.", _TRAINING),
+    "headroom": Entry(
+        f"{_TRAINER} headroom",
+        "Tell before training what there is to gain by choosing among samples.",
+        _TRAINING,
+    ),
     "check": Entry(
         f"{_TRAINER} check",
         "Check everything that a training run needs, before any weights are loaded.",

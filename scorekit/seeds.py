@@ -24,6 +24,9 @@ Stream = Literal[
     "turns",
     "episodes",
     "further",
+    "candidates",
+    "choice",
+    "pairs",
 ]
 
 
@@ -41,6 +44,9 @@ def stream_seed(stream: Stream, seed: int, *position: int | str) -> int:
     episodes, update              of the episodes of a searcher's update
     turns, trajectory id, turn    of a turn of these
     further, update               of the questions that may come in place of some of an update
+    candidates, first source      of the samples of some sources, of which one is chosen
+    choice, source                of a sample that is chosen at random
+    pairs                         of the pairs that are mixed with chosen samples
 
     Equal are, within one run: `order` of epoch u, `minibatches` of update u and `sampling` of
     update u on rank 0; and `adapters` and the first `order` if the seed is 0. This is harmless:

@@ -100,6 +100,43 @@ def evaluate(
 
 
 @app.command()
+def headroom(
+    config: ConfigFile,
+    set_: Overrides = None,
+    limit: Limit = None,
+    set_name: Annotated[
+        str | None,
+        typer.Option("--set-name", help="The held-out set; default: the first (data.eval)."),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=2, help="Samples of each source.")] = 16,
+    reverse: Annotated[
+        str | None,
+        typer.Option(
+            help="A policy that translates back (folder or hub id): also choose by how likely the "
+            "source is after a translation."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Forget an earlier measurement in misc.run_dir.")
+    ] = False,
+) -> None:
+    """Tell before training what there is to gain: how good the best of n samples is.
+
+    Of a translation policy: greedy, the mean sample, and the best by the reward, by
+    log-probability, by MBR and by the reference. A stopped command goes on with its samples and
+    scores.
+    """
+    with _clean_exit():
+        commands, cfg = _load(config, set_, limit)
+        measure = getattr(commands, "headroom", None)
+        if measure is None:
+            raise UserError(f"{config}: task: only translation policies have a headroom command")
+        raise typer.Exit(
+            measure(cfg, set_name, samples=samples, reverse=reverse, overwrite=overwrite)
+        )
+
+
+@app.command()
 def check(
     config: ConfigFile,
     set_: Overrides = None,

@@ -11,8 +11,14 @@ from pydantic import BaseModel
 from scorekit.config import read_config
 from scorekit.errors import UserError
 
-#: Each is a folder of this package with a module `commands`; the first is the default.
-TASKS = ("translation", "roleplay", "search", "sft")
+#: Each has a folder with a module `commands`; the first is the default.
+TASKS = {
+    "translation": "trainer.translation",
+    "best_of_n": "trainer.translation.best_of_n",
+    "roleplay": "trainer.roleplay",
+    "search": "trainer.search",
+    "sft": "trainer.sft",
+}
 
 
 class Commands(Protocol):
@@ -39,10 +45,10 @@ class Commands(Protocol):
 
 def commands_of(data: dict[str, Any], source: str | Path) -> Commands:
     """Return the commands of the task that a config names. Raises UserError for an unknown task."""
-    task = data.get("task", TASKS[0])
-    if task not in TASKS:
+    task = data.get("task", next(iter(TASKS)))
+    if task not in [*TASKS]:  # it may be a list, too
         raise UserError(f"{source}: task: {task!r} is unknown. Choose from {', '.join(TASKS)}")
-    return cast(Commands, import_module(f"trainer.{task}.commands"))
+    return cast(Commands, import_module(f"{TASKS[task]}.commands"))
 
 
 def commands_of_run(run_dir: Path) -> Commands:

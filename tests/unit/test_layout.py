@@ -46,6 +46,7 @@ TRAINER = {
         "trainer.config_base",
         "trainer.rl",
         "trainer.runs",
+        "trainer.sft",
         "trainer.translation",
     ),
     "trainer.chat": ("trainer.config_base", "trainer.rl", "trainer.runs", "trainer.chat"),

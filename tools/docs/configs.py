@@ -27,6 +27,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundsConfig
 from trainer.search.steps.config import CurationConfig
 from trainer.sft.config import SftConfig
+from trainer.translation.best_of_n.config import BestOfNConfig
 from trainer.translation.config import TranslationConfig
 
 
@@ -41,6 +42,7 @@ class ConfigPage(NamedTuple):
 _TRAIN = "Read by `scorekit train --config FILE`"
 PAGES: dict[str, ConfigPage] = {
     "translation": ConfigPage("Translation run", TranslationConfig, f"{_TRAIN}."),
+    "best-of-n": ConfigPage("Best-of-n SFT", BestOfNConfig, f"{_TRAIN}; `task: best_of_n`."),
     "search": ConfigPage(
         "Search run", SearchConfig, f"{_TRAIN} and `scorekit search`; `task: search`."
     ),

@@ -42,10 +42,17 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
     processes: how many are to share the run.
     """
     findings = Findings()
+    findings.run_check("config", check_reward, cfg)
+    findings.run_check("rl", _update, cfg)
+    findings.run_check("processes", lambda: (None, workload_of(cfg).check(processes)))
+    check_inputs(cfg, findings)
+    check_output_paths(findings, cfg)
+    return findings
+
+
+def check_inputs(cfg: TranslationConfig, findings: Findings) -> None:
+    """Check what a run samples from and is scored by: data, policy and services."""
     run_check = findings.run_check
-    run_check("config", _config, cfg)
-    run_check("rl", _update, cfg)
-    run_check("processes", lambda: (None, workload_of(cfg).check(processes)))
     train = run_check("data.train", _examples, cfg, None)
     sets = {name: run_check(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
     model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
@@ -77,11 +84,10 @@ def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
         run_check("eval.metrics", _metrics, cfg, sets)
     if cfg.generation.engine == "vllm":
         run_check("vLLM", _vllm, cfg)
-    check_output_paths(findings, cfg)
-    return findings
 
 
-def _config(cfg: TranslationConfig) -> tuple[None, str]:
+def check_reward(cfg: TranslationConfig) -> tuple[None, str]:
+    """Return the parts of the reward with their weights. Raises UserError without any."""
     check_trainable(cfg)
     parts = weighted_parts(cfg.reward)
     return None, ", ".join(f"{name} {weight:g}" for name, weight in parts.items())

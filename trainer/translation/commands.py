@@ -43,6 +43,36 @@ def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) ->
     return 0
 
 
+def headroom(
+    cfg: TranslationConfig, name: str | None, *, samples: int, reverse: str | None, overwrite: bool
+) -> int:
+    """Print what there is to gain by the reward, before any training. name: of the set."""
+    from trainer.translation.data import load_set
+
+    sets = list(cfg.data.held_out)
+    if not sets:
+        raise UserError("data.eval: required. Set the examples to translate")
+    name = sets[0] if name is None else name
+    if name not in sets:
+        raise UserError(f"--set-name: {name!r} is no evaluation set ({', '.join(sets)})")
+    examples = load_set(cfg, name)
+    from rich.console import Console
+
+    from scorekit.report.tables import at_full_width
+    from trainer.translation.best_of_n.headroom import in_words
+    from trainer.translation.best_of_n.headroom_run import notes, run_headroom
+
+    generation = cfg.generation.model_copy(update={"num_samples_per_prompt": samples})
+    cfg = cfg.model_copy(update={"generation": generation})
+    files = run_headroom(cfg, name, examples, reverse=reverse, overwrite=overwrite)
+    Console().print(at_full_width(files.table), crop=False)
+    for note in notes(files.result):
+        typer.echo(note)
+    typer.echo(f"headroom: {files.json}, {files.page}")
+    typer.echo(in_words(files.result))
+    return 0
+
+
 def check(cfg: TranslationConfig, processes: int) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
     from scorekit.report.findings import print_check_results
@@ -77,4 +107,4 @@ def report(run_dir: Path) -> int:
     return 0
 
 
-__all__ = ["Config", "check", "evaluate", "report", "reward", "train"]
+__all__ = ["Config", "check", "evaluate", "headroom", "report", "reward", "train"]

@@ -82,7 +82,9 @@ def stream_rollouts(
     for i, completions in sampler.sample(ids, gen_cfg, seed=seed, with_logprobs=with_logprobs):
         text = prompt_text(prompts[i].example, tokenizer, gen_cfg.prompt_template)
         yield [
-            _rollout(prompts[i], text, (group_of[i], sample), done, tokenizer, decode_cfg, stops)
+            build_rollout(
+                prompts[i], text, (group_of[i], sample), done, tokenizer, decode_cfg, stops
+            )
             for sample, done in enumerate(completions)
         ]
 
@@ -143,7 +145,7 @@ def generate_rollouts(
     return rollouts
 
 
-def _rollout(
+def build_rollout(
     prompt: Prompt,
     text: str,
     indices: tuple[int, int],

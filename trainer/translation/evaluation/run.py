@@ -88,7 +88,9 @@ def run_evaluation(
     for name, examples in sets.items():
         check_references(examples, cfg.reward, set_key(name))
     world.on_main(lambda: check_folder(cfg.misc, sets, against is not None, overwrite))
-    earlier = {} if against is None else _main_first(world, lambda: _earlier(against, sets))
+    earlier = (
+        {} if against is None else _main_first(world, lambda: earlier_evaluations(against, sets))
+    )
     policies = {folder: cfg.policy}
     if against is not None and not earlier:
         policies[folder / AGAINST] = policy_at(cfg.policy, against)
@@ -214,8 +216,11 @@ def _evaluate(
     return evaluations
 
 
-def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedPolicy]:
-    """Return the evaluations in a folder, by set; {} if `against` names a policy."""
+def earlier_evaluations(against: str, sets: Sets) -> dict[str, EvaluatedPolicy]:
+    """Return the evaluations in a folder, by set; {} if `against` names a policy.
+
+    Raises UserError if they are of other sources.
+    """
     if not has_evaluation(against):
         return {}
     return {

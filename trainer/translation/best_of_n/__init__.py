@@ -1,0 +1,1 @@
+"""Several translations of each source: what there is to gain by choosing, and SFT on the chosen."""
