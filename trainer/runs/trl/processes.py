@@ -25,6 +25,15 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def check_alone(task: str, processes: int = 1) -> None:
+    """Raise UserError if several processes would share a run.
+
+    processes: how many are to be started, if they are not yet.
+    """
+    if max(processes, started_processes()) > 1:
+        raise UserError(f"{task} runs in one process. Start it without torchrun or accelerate")
+
+
 def check_launch(cfg: KeptConfig, task: str, world: DistributedContext) -> None:
     """Raise UserError if this kind of start cannot do what the config wants."""
     from accelerate import DistributedType

@@ -37,7 +37,7 @@ from trainer.runs.run_log import (
     write_json,
     write_jsonl,
 )
-from trainer.runs.trl.arguments import check_alone
+from trainer.runs.trl.processes import check_alone
 from trainer.translation.buffered import PendingGroup
 from trainer.translation.collect import unanswered
 from trainer.translation.config import TranslationConfig

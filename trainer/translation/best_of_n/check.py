@@ -7,7 +7,7 @@ from pathlib import Path
 from scorekit.errors import UserError
 from scorekit.report.findings import Findings
 from trainer.runs.run_log import open_run_dir
-from trainer.runs.trl.arguments import check_alone
+from trainer.runs.trl.processes import check_alone
 from trainer.translation.best_of_n.config import BestOfNConfig
 from trainer.translation.best_of_n.run import check_start, load_pairs
 from trainer.translation.check import check_inputs, check_reward

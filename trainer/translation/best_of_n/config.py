@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig
-from trainer.runs.config import KeptConfig, OneProcessConfig
+from trainer.runs.config import KeptConfig
+from trainer.runs.config import MiscConfig as RunMiscConfig
 from trainer.sft.config import SftConfig, SftData, SftEval, SftSection
 from trainer.translation.config import (
     EvalConfig,
@@ -77,6 +78,17 @@ class BestOfNConfig(KeptConfig):
     def _parts_are_valid(self) -> BestOfNConfig:
         if self.pairs.share == 1 and self.pairs.path is None:
             raise ValueError("pairs.share: 1 trains on pairs alone. Set pairs.path")
+        unused = (
+            (self.eval, "eval", "eval_every_n_updates"),
+            (self.eval, "eval", "best_by"),
+            (self.misc, "misc", "dump_every_n_updates"),
+        )
+        for section, name, key in unused:
+            if getattr(section, key) != type(section).model_fields[key].default:
+                raise ValueError(
+                    f"{name}.{key}: best-of-n SFT evaluates before and after, and keeps all "
+                    "candidates. Leave it out"
+                )
         self.sft_run("rows.jsonl")
         return self
 
@@ -100,12 +112,12 @@ class BestOfNConfig(KeptConfig):
 
     def sft_run(self, rows: str) -> SftConfig:
         """Return the config of the SFT run on rows of ids, in the folder `sft` of the run."""
-        shared = {name: getattr(self.misc, name) for name in OneProcessConfig.model_fields}
+        shared = {name: getattr(self.misc, name) for name in RunMiscConfig.model_fields}
         folder = f"{self.misc.run_dir}/sft"
         return SftConfig(
             data=SftData(train=rows, max_length=None),
             policy=self.policy,
             sft=self.sft,
             eval=SftEval(eval_every_n_updates=0),
-            misc=OneProcessConfig(**shared | {"run_dir": folder, "overwrite": False}),
+            misc=RunMiscConfig(**shared | {"run_dir": folder, "overwrite": False}),
         )

@@ -32,7 +32,7 @@ from scorekit.locks import hold_locks
 from trainer.runs.config import check_config, set_key
 from trainer.runs.evaluation.files import EvaluationFiles, EvaluationOutcome, policy_at
 from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
-from trainer.runs.trl.arguments import check_alone
+from trainer.runs.trl.processes import check_alone
 from trainer.translation.best_of_n.candidates import CandidateFolder, open_candidates
 from trainer.translation.best_of_n.config import BestOfNConfig
 from trainer.translation.best_of_n.selection import Row, choose, mix, pair_rows
