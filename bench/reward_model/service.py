@@ -98,7 +98,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
                 await asyncio.gather(*(callers.score([sample]) for sample in samples))
 
         score(), baseline.one_by_one(chats()[:8]), baseline.in_batches(chats()[:32])
-        for name, other, least in (
+        for name, other, target in (
             ("a loop of single samples", baseline.one_by_one, 3.0),
             ("pipeline(batch_size=16)", baseline.in_batches, 1.3),
         ):
@@ -107,7 +107,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
                 f"reward model over HTTP, short conversations, against {name}",
                 timing["times_faster"],
                 "times its rate",
-                at_least=least,
+                at_least=target,
                 details=timing,
             )
         timing = compare(

@@ -9,6 +9,9 @@ import pytest
 
 from scorekit.adapters.trl import reward_function
 from scorekit.client import SyncScoringClient
+from scorekit.errors import UserError
+from scorekit.rewards import load_definition
+from services.reward_model.prompts import ScoringPrompt
 from testing.fake_reward import FakeReward
 from testing.servers import running_service
 from tests.kits import forked
@@ -58,6 +61,44 @@ def test_a_definition_that_rewards_worse_scores_and_unknown_options_are_refused(
         function = reward_function(definition={"components": {"rm": component}}, src_key="src")
         with pytest.raises(Exception, match=words):
             call(function, ["No."])
+
+
+@pytest.fixture(scope="module")
+def with_language():
+    prompt = ScoringPrompt(text="{src} in {tgt_lang}: {mt}")
+    with running_service(FakeReward(prompt=prompt)) as url:
+        yield url
+
+
+def test_a_prompt_with_a_language_gets_it_from_a_definition_that_says_so(with_language):
+    component = {"service": with_language}
+    function = reward_function(
+        definition={"components": {"rm": component}}, src_key="src", tgt_lang="ko", src_lang="en"
+    )
+    with pytest.raises(UserError, match=r"components.rm.languages: fake needs languages"):
+        call(function, ["No."])
+    function = reward_function(
+        definition={"components": {"rm": component | {"languages": True}}},
+        src_key="src",
+        src_lang="en",
+        tgt_lang="ko",
+    )
+    with SyncScoringClient(with_language) as client:
+        expected = client.score([{"src": "Is it red?", "mt": "No.", "tgt_lang": "ko"}])[0].score
+    assert call(function, ["No."]) == pytest.approx([expected])
+
+
+def test_a_prompt_with_a_language_gets_it_from_an_adapter_without_a_definition(with_language):
+    function = reward_function(with_language, src_key="src", src_lang="en", tgt_lang="ko")
+    assert None not in call(function, ["No."])
+    with pytest.raises(UserError, match="fake needs languages: give src_lang or src_lang_key"):
+        call(reward_function(with_language, src_key="src"), ["No."])
+
+
+def test_languages_beside_a_task_are_refused():
+    component = {"service": "http://h", "task": "mqm", "languages": True}
+    with pytest.raises(UserError, match="`languages` are a metric's"):
+        load_definition({"components": {"rm": component}})
 
 
 def test_scorekit_score_writes_the_score_and_the_labels(url, tmp_path):
