@@ -14,19 +14,21 @@ from services.reward_model.endpoint import (
     RewardRerankEndpoint,
     weighted_sum,
 )
-from services.reward_model.prompts import BUILT_IN
+from services.reward_model.prompts import BUILT_IN, ScoringPrompt
 
 WEIGHTS = {"helpful": 0.75, "verbose": -0.5}
 
 
 class FakeReward:
-    """A reward model whose tokens are words. A sample may have `max_length` of them."""
+    """A reward model whose tokens are words. A sample may have `max_length` of them.
+
+    prompt: what `src` and `mt` are put into."""
 
     service = "reward_model"
 
-    def __init__(self, max_length: int = 64) -> None:
+    def __init__(self, max_length: int = 64, prompt: ScoringPrompt = BUILT_IN["messages"]) -> None:
         self.endpoint = RewardEndpoint(RewardRerankEndpoint())
-        self.max_length = max_length
+        self.max_length, self.prompt = max_length, prompt
         self.batches: list[int] = []
 
     def load(self) -> RewardDescription:
@@ -40,7 +42,7 @@ class FakeReward:
             max_input_length=self.max_length,
             score_range=ScoreRange(min=None, max=None),
             higher_is_better=True,
-            inputs={"src": "required", "mt": "required", "ref": "ignored"},
+            inputs=self.prompt.inputs(),
             weights=WEIGHTS,
             has_chat_template=True,
             takes_pairs=True,
@@ -53,7 +55,7 @@ class FakeReward:
         """Split the texts into words, at most `max_length`."""
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
-            form = BUILT_IN["messages"].form_of(sample)
+            form = self.prompt.form_of(sample)
             texts = [turn["content"] for turn in form.messages or ()]
             words = " ".join(texts or [form.text, form.pair or ""]).split()
             is_cut = len(words) > self.max_length

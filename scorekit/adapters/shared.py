@@ -38,6 +38,7 @@ from scorekit.rewards import (
 )
 from scorekit.rewards.definition import SeverityWeights
 from scorekit.rewards.results import log_words
+from scorekit.rewards.services import LANGUAGES, needs_languages
 from scorekit.schemas import Info, Overlong
 
 log = logging.getLogger(__name__)
@@ -514,6 +515,7 @@ def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinit
     }
     if settings.task is None:
         component["reference"] = settings.ref_key is not None
+        component["languages"] = needs_languages(info.inputs)
     else:
         component["variables"] = {name: name for name in _sent_names(settings)}
     if not info.higher_is_better_in(settings.task):
@@ -549,6 +551,8 @@ def _options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
             raise UserError(f"task {settings.task!r}: {info.service} is no judge, and has no tasks")
         if (info.inputs or {}).get("ref") == "required" and settings.ref_key is None:
             raise UserError(f"ref_key: {info.model} needs references. Name the field with them")
+        if needs_languages(info.inputs):
+            _check_languages(settings, f"{info.model} needs")
         return {"overlong": settings.overlong}
     if settings.task is None:
         raise UserError("the service is a judge: name a task that scores translations (task: mqm)")
@@ -556,10 +560,15 @@ def _options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
         raise UserError(f"task {settings.task!r}: this judge has {', '.join(info.tasks)}")
     if settings.overlong == "windows":
         raise UserError("overlong: windows: a judge reads whole texts")
-    for name in ("src_lang", "tgt_lang") if settings.task == "mqm" else ():
-        if getattr(settings, name) is None and getattr(settings, f"{name}_key") is None:
-            raise UserError(f"task 'mqm' wants languages: give {name} or {name}_key")
+    if settings.task == "mqm":
+        _check_languages(settings, "task 'mqm' wants")
     return {}
+
+
+def _check_languages(settings: RewardSettings, user: str) -> None:
+    for name in LANGUAGES:
+        if getattr(settings, name) is None and getattr(settings, f"{name}_key") is None:
+            raise UserError(f"{user} languages: give {name} or {name}_key")
 
 
 def raise_for_outage(results: Sequence[RewardResult]) -> None:

@@ -75,6 +75,11 @@ class ServiceRequest(Config):
         description="Each variable of a judge's rubric, and the sample's field that it gets.",
     )
     reference: bool = Field(False, description="Send the sample's `ref`, which is then required.")
+    languages: bool = Field(
+        False,
+        description="Send the sample's `src_lang` and `tgt_lang`, which are then required. "
+        "The task mqm gets them anyway.",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="Options of the request, as in docs/reference/protocol.md.",
@@ -153,6 +158,8 @@ class ComponentConfig(ServiceRequest):
             )
         if len({name.upper() for name in self.severity_weights}) < len(self.severity_weights):
             raise ValueError("`severity_weights` names a severity twice. Case makes no difference")
+        if self.languages and self.task is not None:
+            raise ValueError("`languages` are a metric's; a judge gets `variables`. Remove it")
         if self.variables and self.task is None:
             raise ValueError("`variables` are a judge's. Give `task`, too")
         return self._check_group()

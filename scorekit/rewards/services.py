@@ -63,7 +63,8 @@ _OPTIONS: dict[str, type[Options]] = {
 }
 #: The judge's task that marks errors; it has languages in place of a rubric's variables.
 _MQM = "mqm"
-_MQM_VARIABLES = {name: name for name in ("src", "mt", "src_lang", "tgt_lang")}
+LANGUAGES = ("src_lang", "tgt_lang")
+_MQM_VARIABLES = {name: name for name in ("src", "mt", *LANGUAGES)}
 
 
 def request_key(request: ServiceRequest) -> str:
@@ -80,7 +81,8 @@ def fields_of_request(request: ServiceRequest) -> dict[str, str]:
     """Return what a request sends of a sample: each variable, and the sample's field."""
     reference = {"ref": "ref"} if request.reference else {}
     if request.task is None:
-        return {"src": "src", "mt": "mt"} | reference
+        languages = {name: name for name in LANGUAGES} if request.languages else {}
+        return {"src": "src", "mt": "mt"} | reference | languages
     return dict(request.variables) if request.variables else _MQM_VARIABLES | reference
 
 
@@ -135,6 +137,13 @@ def check_model(key: str, request: ServiceRequest, described: Any) -> None:
     inputs = getattr(described, "inputs", None) or {}
     if inputs.get("ref") == "required" and not request.reference:
         raise UserError(f"{key}.reference: {described.model} needs references. Set it to true")
+    if needs_languages(inputs) and request.task is None and not request.languages:
+        raise UserError(f"{key}.languages: {described.model} needs languages. Set it to true")
+
+
+def needs_languages(inputs: Mapping[str, str] | None) -> bool:
+    """Return whether a service requires languages. inputs: of its /v1/info."""
+    return any((inputs or {}).get(name) == "required" for name in LANGUAGES)
 
 
 def check_direction(key: str, config: ComponentConfig, described: Any) -> None:

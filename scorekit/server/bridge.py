@@ -53,7 +53,8 @@ class BridgeMiddleware:
     the server does not send. An exception of the application is a typed 500.
 
     access: see `Access`. token: returns what a request gives as its key. reads_bodies: False where
-    another program's server has the application, with limits of its own.
+    another program's server has the application, with limits of its own; it unpacks no gzip, so
+    that such a body is refused.
     """
 
     def __init__(
@@ -86,6 +87,9 @@ class BridgeMiddleware:
         error = self.access.refusal(path, scope["headers"], headers, token)
         if error is None and self.is_draining and not self.access.is_open(path):
             return SHUTTING_DOWN
+        if error is None and not self._reads_bodies and _is_packed(headers):
+            message = "Content-Encoding: not supported. Send the body as it is"
+            return RequestError("invalid_request", message, status=415)
         return error
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,6 +213,11 @@ async def _read(headers: dict[bytes, bytes], receive: Receive, share: MemoryRese
     except TimeoutError:
         message = f"the request was not sent within {RECEIVE_TIMEOUT_S:g} s"
         raise RequestError("slow_request", message) from None
+
+
+def _is_packed(headers: dict[bytes, bytes]) -> bool:
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    return has_body(headers) and encoding != b"identity"
 
 
 def _refusal_of(error: Exception, scope: Scope) -> RequestError:

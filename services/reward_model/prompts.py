@@ -86,10 +86,9 @@ class ScoringPrompt(Config):
         return frozenset(name for text in texts for name in _FIELD.findall(text))
 
     def inputs(self) -> dict[str, Wanted]:
-        """Return what is done with `src`, `mt` and `ref`."""
-        return {
-            name: "required" if name in self.fields else "ignored" for name in ("src", "mt", "ref")
-        }
+        """Return what is done with `src`, `mt` and `ref`, and that a language is required."""
+        texts: dict[str, Wanted] = dict.fromkeys(("src", "mt", "ref"), "ignored")
+        return texts | dict.fromkeys((name for name in FIELDS if name in self.fields), "required")
 
     def range(self) -> ScoreRange:
         """Return the range of the score."""

@@ -36,6 +36,7 @@ BENCHES = {
     "bench.retrieval.service": ("retrieval",),
     "bench.retrieval.size": ("retrieval_size",),
     "bench.ranks": ("ranks",),
+    "bench.reward_model.service": ("reward_model",),
     "bench.rewards": ("rewards",),
     "bench.scaling": ("scaling",),
     "bench.scaling.checks": ("overlap",),

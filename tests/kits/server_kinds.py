@@ -137,6 +137,7 @@ def _reward_model() -> FastAPI:
 
 _SCORES = {"/v1/score": {"samples": [PAIR]}, "/v1/score/stream": {"samples": [PAIR]}}
 _READ = ("/v1/info", "/metrics", "/openapi.json", "/", *_HEALTH)
+_READ_MODELS = (*_READ, "/v1/models")
 _QUERY = "/search?queries=rice&queries=steel"
 KINDS: dict[str, Kind] = {
     "metricx": Kind(lambda: running_service(FakeBackend()), _SCORES, _READ),
@@ -147,7 +148,7 @@ KINDS: dict[str, Kind] = {
         _READ,
     ),
     "embedder": Kind(
-        lambda: _service(_embedder()), {"/v1/embeddings": {"input": ["the house"]}}, _READ
+        lambda: _service(_embedder()), {"/v1/embeddings": {"input": ["the house"]}}, _READ_MODELS
     ),
     "retriever": Kind(
         lambda: _service(_retriever()),
@@ -157,7 +158,7 @@ KINDS: dict[str, Kind] = {
         },
         (*_READ, _QUERY, "/v1/pages/trade_2", "/v1/pages/trade_2/image"),
     ),
-    "reward_model": Kind(lambda: _service(_reward_model()), _SCORES, _READ),
+    "reward_model": Kind(lambda: _service(_reward_model()), _SCORES, _READ_MODELS),
     "openrlhf": Kind(
         lambda: _bridge(_rewards),
         {

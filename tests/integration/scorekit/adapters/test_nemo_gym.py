@@ -155,6 +155,8 @@ def test_an_application_of_nemo_gym_refuses_foreign_requests_and_takes_any_body(
             ({"Origin": "https://evil.example"}, 403),
             ({"Sec-Fetch-Site": "cross-site"}, 403),
             ({"Content-Type": "text/plain"}, 415),
+            ({"Content-Encoding": "gzip"}, 415),  # NeMo Gym would parse it as it is
+            ({"Content-Encoding": "identity"}, 200),
         ):
             answer = httpx.post(f"{url}/verify", content=b"{}", headers=JSON | headers)
             assert answer.status_code == status

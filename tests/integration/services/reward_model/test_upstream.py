@@ -128,7 +128,7 @@ def refused(status: int, message: str = "no", **headers: str) -> JSONResponse:
 
 
 @pytest.mark.parametrize(
-    ("answers", "words", "retryable", "asked"),
+    ("answers", "words", "retryable", "num_requests"),
     [
         ([refused(429)] * 3, "too many requests, HTTP 429", True, 3),
         ([refused(503)] * 3, "cannot be reached, HTTP 503", True, 3),

@@ -1,0 +1,130 @@
+"""Compare the reward model's service with transformers in the caller's process.
+
+Same short conversations, same checkpoint (Llama's shape, 8 layers of 256, random weights), float32,
+one thread for the model; no sample is sent twice. The sides run in turn, and each number is the
+ratio of the medians: against a loop of single samples, and against the pipeline of
+text classification with batches of 16, in which conversations are texts already.
+
+    python -m bench.reward_model.service [--quick]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from bench.common import WORK, Measurement, compare, run, service
+from scorekit.client import ScoringClient, SyncScoringClient
+from testing.checkpoints.reward import make_reward_model
+from testing.pairs import read_pairs
+
+SAMPLES, CALLERS, REPEATS = 256, 200, 5
+
+
+class Fresh:
+    """Returns the demo's pairs as conversations, each time with another number in front."""
+
+    def __init__(self, samples: int) -> None:
+        self._pairs = read_pairs(samples)
+        self._turn = count(100)
+
+    def __call__(self) -> list[list[dict[str, str]]]:
+        """Return the next conversations."""
+        turn = next(self._turn)
+        return [
+            [
+                {"role": "user", "content": f"{turn} {pair.src}"},
+                {"role": "assistant", "content": pair.mt},
+            ]
+            for pair in self._pairs
+        ]
+
+
+class InProcess:
+    """Scores with transformers as most users do."""
+
+    def __init__(self, folder: str) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+        torch.set_num_threads(1)
+        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.model = AutoModelForSequenceClassification.from_pretrained(folder)
+        self.model.train(False)
+        self.pipe = pipeline("text-classification", self.model, tokenizer=self.tokenizer)
+
+    def one_by_one(self, chats: Sequence[Any]) -> list[float]:
+        """Return the scores of a loop."""
+        import torch
+
+        scores = []
+        for chat in chats:
+            inputs = self.tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+            with torch.inference_mode():
+                scores.append(self.model(**inputs).logits[0, 0].item())
+        return scores
+
+    def in_batches(self, chats: Sequence[Any]) -> list[float]:
+        """Return the scores of the pipeline, in batches of 16."""
+        texts = [self.tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
+        options = {"function_to_apply": "none", "batch_size": 16, "add_special_tokens": False}
+        return [row["score"] for row in self.pipe(texts, **options)]
+
+
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
+    folder = WORK / "models/reward-llama"
+    if not (folder / "model.safetensors").exists():
+        make_reward_model(folder, hidden=256, layers=8, max_length=512)
+    chats, baseline = Fresh(64 if quick else SAMPLES), InProcess(str(folder))
+    repeats = 1 if quick else REPEATS
+    flags = ("--model", str(folder), "--threads", "1", "--cache", "memory", "--device", "cpu")
+    with service("services.reward_model", *flags) as (_, url), SyncScoringClient(url) as client:
+
+        def score() -> list[float]:
+            results = client.score([{"messages": chat} for chat in chats()])
+            return [result.score for result in results if result.ok]
+
+        async def ask_each() -> None:
+            async with ScoringClient(url, max_in_flight=CALLERS) as callers:
+                await callers.limits()
+                samples = [{"messages": chat} for chat in chats()[:CALLERS]]
+                await asyncio.gather(*(callers.score([sample]) for sample in samples))
+
+        score(), baseline.one_by_one(chats()[:8]), baseline.in_batches(chats()[:32])
+        for name, other, target in (
+            ("a loop of single samples", baseline.one_by_one, 3.0),
+            ("pipeline(batch_size=16)", baseline.in_batches, 1.3),
+        ):
+            timing = compare(score, lambda other=other: other(chats()), repeats)  # type: ignore[misc]
+            yield Measurement(
+                f"reward model over HTTP, short conversations, against {name}",
+                timing["times_faster"],
+                "times its rate",
+                at_least=target,
+                details=timing,
+            )
+        timing = compare(
+            lambda: asyncio.run(ask_each()), lambda: baseline.one_by_one(chats()[:CALLERS]), repeats
+        )
+        yield Measurement(
+            f"  {CALLERS} callers of one sample each, against the loop",
+            timing["times_faster"],
+            "times its rate",
+            details=timing,
+        )
+        same = chats()
+        results = client.score([{"messages": chat} for chat in same])
+        expected = baseline.one_by_one(same)
+        difference = max(abs(r.score - e) for r, e in zip(results, expected, strict=True) if r.ok)
+        yield Measurement("  largest difference of a score", difference, "", at_most=1e-4)
+
+
+if __name__ == "__main__":
+    run("reward_model", __doc__, questions)
