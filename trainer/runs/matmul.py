@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from scorekit.errors import UserError
-from scorekit.matmul import resolve_matmul
+from scorekit.matmul import MatmulSetting, resolve_matmul
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.matmul import try_onednn
 from trainer.runs.checkpoints.checkpoint import read_state
@@ -26,15 +26,15 @@ def settle_matmul(cfg: C, checkpoint: Path | None, world: DistributedContext) ->
     Raises UserError if a process cannot multiply as the run does.
     """
     device = world.device
-    recorded = None if checkpoint is None else recorded_matmul(read_state(checkpoint).config)
-    if recorded == "onednn":
-        _check_onednn(cfg, device, "--resume: the run began with misc.matmul onednn")
-        return cfg.with_matmul(recorded)
-    if recorded is not None:
-        return cfg.with_matmul("torch")
-    choices = [cfg.misc.matmul]
+    choices: list[MatmulSetting] = [cfg.misc.matmul]
 
     def choose() -> None:
+        recorded = None if checkpoint is None else recorded_matmul(read_state(checkpoint).config)
+        if recorded is not None:
+            choices[0] = "onednn" if recorded == "onednn" else "torch"
+            if recorded == "onednn":
+                _check_onednn(cfg, device, "--resume: the run began with misc.matmul onednn")
+            return
         setting = None if cfg.misc.matmul == "auto" else cfg.misc.matmul
         choices[0] = resolve_matmul(
             setting, device, cfg.misc.dtype, key="misc.matmul", run_trial=try_onednn
@@ -42,8 +42,9 @@ def settle_matmul(cfg: C, checkpoint: Path | None, world: DistributedContext) ->
 
     world.on_main(choose)
     choice = world.gather(choices)[0]
-    if choice == "onednn" and not world.is_main:
-        _check_onednn(cfg, device, "misc.matmul: the first process chose onednn")
+    if choice == "onednn":
+        reason = "misc.matmul: the first process multiplies by oneDNN"
+        world.on_all(lambda: None if world.is_main else _check_onednn(cfg, device, reason))
     return cfg.with_matmul(choice)
 
 

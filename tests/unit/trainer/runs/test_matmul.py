@@ -40,7 +40,11 @@ def checkpoint_of(folder, cfg, *, earlier_version=False):
 
 
 ALONE = SimpleNamespace(
-    device=CPU, is_main=True, on_main=lambda choose: choose(), gather=lambda choices: choices
+    device=CPU,
+    is_main=True,
+    on_main=lambda choose: choose(),
+    on_all=lambda check: check(),
+    gather=lambda choices: choices,
 )
 
 
@@ -110,10 +114,11 @@ def test_other_processes_follow_the_first(machine):
         device=CPU,
         is_main=False,
         on_main=lambda check: None,
+        on_all=lambda check: check(),
         gather=lambda items: ["onednn", *items],
     )
     machine(times_faster=0.5, error=1e-6)
     assert choice(config(), world=world) == "onednn"
     machine(problem="torch 9 has no packed products here")
-    with pytest.raises(UserError, match=r"misc\.matmul: the first process chose onednn, but"):
+    with pytest.raises(UserError, match=r"the first process multiplies by oneDNN, but torch 9"):
         choice(config(), world=world)
