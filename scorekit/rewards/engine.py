@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from scorekit.client import Sample, ScoringClient
-from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable, UserError
+from scorekit.errors import TEXT_ERROR_TYPES, UserError
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.net.tasks import gather_or_cancel
@@ -365,7 +365,9 @@ class _Call:
                 bodies[index] = body
         try:
             answers = await self.answers(key, list(bodies.values()), self._limit_s(names))
-        except (RequestError, ServiceUnreachable) as error:
+        except UserError:
+            raise
+        except Exception as error:
             if not self._definition.required.isdisjoint(names):
                 raise
             answers = [failed_request(error)] * len(bodies)  # what is only reported may fail

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -203,9 +204,11 @@ def check_answer(
     if isinstance(result, Failed):
         if config.task is not None:
             reason = f"{result.error.type}: {result.error.message}"
+            hint = "Correct the task, or its variables"
+            if result.error.retryable:  # its LLM does not answer now
+                hint = "Start again when it answers"
             raise UserError(
-                f"{key}: {target} has no answer of the task {config.task!r} ({reason}). Correct "
-                "the task, or its variables"
+                f"{key}: {target} has no answer of the task {config.task!r} ({reason}). {hint}"
             )
         return
     for field in marks:
@@ -487,9 +490,9 @@ _MAX_CACHED = 16_384
 class InProcessService:
     """A scorer of this process (`scorer: module:Class`), which answers one call after another.
 
-    It runs in a thread of its own, because a model may not support two callers. The thread is a
-    daemon, so that it does not delay a Ctrl-C. Its scores are cached unless `options` say
-    otherwise, and equal samples of a call are scored once.
+    It runs in a thread of its own, because a model may not support two callers. The thread begins
+    with the first samples, and is a daemon, so that it does not delay a Ctrl-C. Its scores are
+    cached unless `options` say otherwise, and equal samples of a call are scored once.
 
     key: of the component's config. check: as of BatchedService, with the scorer's `description`.
     Raises UserError if the class cannot be loaded, is no scorer or refuses its arguments, or if it
@@ -514,7 +517,7 @@ class InProcessService:
             raise UserError(f"{key}.{name}: {request.scorer} does not describe itself. Remove it")
         self._cache: OrderedDict[SampleForScoring, Scored] = OrderedDict()  # the thread's
         self._work: SimpleQueue[Any] = SimpleQueue()
-        threading.Thread(target=self._run, name="scorer", daemon=True).start()
+        self._has_thread = False
 
     async def close(self) -> None:
         """End the thread after everything that was submitted."""
@@ -525,11 +528,16 @@ class InProcessService:
         return self.description
 
     def submit(self, bodies: Sequence[Body]) -> list[asyncio.Future[Result]]:
-        """Return the future results of a call's samples. They raise what the scorer raises."""
+        """Return the future results of a call's samples. They raise what the scorer raises.
+
+        ScorekitError in place of what is no error of a call, as SystemExit."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[Result]] = [loop.create_future() for _ in bodies]
         if bodies:
             self._work.put((loop, futures, [SampleForScoring(**body) for body in bodies]))
+            if not self._has_thread:
+                self._has_thread = True
+                threading.Thread(target=self._run, name="scorer", daemon=True).start()
         return futures
 
     def _run(self) -> None:
@@ -538,12 +546,12 @@ class InProcessService:
             if all(future.cancelled() for future in futures):
                 continue
             results: Sequence[Result] = []
-            error: BaseException | None = None
+            error: Exception | None = None
             try:
                 results = self._score(samples)
             except BaseException as raised:
-                error = raised
-            if not loop.is_closed():
+                error = _error_of_call(raised)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(_deliver, futures, results, error)
 
     def _score(self, samples: Sequence[SampleForScoring]) -> list[Result]:
@@ -574,10 +582,17 @@ class InProcessService:
         return list(results)
 
 
+def _error_of_call(raised: BaseException) -> Exception:
+    """Return what a future can raise: with SystemExit the loop would end, and every call hang."""
+    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+        return raised
+    return ScorekitError(f"the scorer raised {type(raised).__name__}: {raised}")
+
+
 def _deliver(
     futures: Sequence[asyncio.Future[Result]],
     results: Sequence[Result],
-    error: BaseException | None,
+    error: Exception | None,
 ) -> None:
     for index, future in enumerate(futures):
         if future.done():

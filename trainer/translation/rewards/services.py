@@ -366,9 +366,11 @@ class RewardClient:
                     raise UserError(f"{self._urls[name][0]} {'; '.join(problems)}")
             elif name not in infos:
                 self._check_undescribed(name)
-        except (ServiceUnreachable, RequestError, UserError) as error:
+        except BaseException as error:
             if reward is not None:
                 reward.close()
+            if not isinstance(error, ServiceUnreachable | RequestError | UserError):
+                raise
             words = str(error).removeprefix(f"{part}.scorer: ").removeprefix(f"{part}: ")
             is_scorer = str(error).startswith(f"{part}.scorer: ")
             key = f"{key}, reward.{name}_scorer_args" if is_scorer else key

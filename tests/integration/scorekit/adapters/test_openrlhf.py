@@ -17,11 +17,12 @@ import yaml
 from scorekit.adapters.openrlhf import RewardServer, create_app
 from scorekit.adapters.openrlhf import app as command_line
 from scorekit.adapters.shared import TrainerReward, reward_settings
+from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app as create_service
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.settings import ServiceSettings
-from testing.servers import JSON, free_port, running_app, running_service, wait_until
+from testing.servers import JSON, PATIENCE_S, free_port, running_app, running_service, wait_until
 from tests.kits import forked
 from tests.kits.trainer.callers.over_http import (
     OPENRLHF_TRIES,
@@ -91,6 +92,21 @@ def openrlhf(url, mt, row):
 
 
 # -- answers --------------------------------------------------------------------------------------
+
+
+def test_the_check_before_a_run_sends_a_sample_which_shows_what_a_service_lacks(metricx):
+    parts = {"m": {"service": metricx, "field": "omissions", "scale": -1}}
+    settings = reward_settings(definition={"components": parts}, src_key="src")
+
+    async def check():
+        reward = TrainerReward(settings, "the trainer")
+        try:
+            await reward.check(PATIENCE_S)
+        finally:
+            await reward.close()
+
+    with pytest.raises(UserError, match=r"^components.m.field: .* has no omissions"):
+        asyncio.run(check())
 
 
 def test_openrlhf_gets_the_components_for_its_log(metricx):

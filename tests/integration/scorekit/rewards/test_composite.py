@@ -7,8 +7,10 @@ import os
 
 import pytest
 
-from scorekit.errors import UserError
+from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.rewards import CompositeReward, SyncCompositeReward, load_definition
+from scorekit.rewards.definition import ComponentConfig
+from scorekit.rewards.services import check_answer, failed_request
 from scorekit.rewards.violations import target_probability
 from scorekit.schemas import TranslationSample
 from scorekit.scorers import SampleForScoring
@@ -239,6 +241,13 @@ def test_a_probe_shows_before_a_run_what_only_an_answer_shows(
         with pytest.raises(UserError, match=line) as caught:
             reward.check(probe=True)
     assert "\n" not in str(caught.value)
+
+
+def test_a_judge_that_fails_for_the_moment_is_not_said_to_lack_the_task():
+    config = ComponentConfig(service="http://a", task="fluency", variables={"text": "mt"})
+    answer = failed_request(ServiceUnreachable("http://a", "no answer"))
+    with pytest.raises(UserError, match=r"no answer of the task .*\. Start again when it answers$"):
+        check_answer("components.a", config, answer)
 
 
 def test_a_probe_of_what_works_is_one_sample_for_each_service(judge, xcomet):

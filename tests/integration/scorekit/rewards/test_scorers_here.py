@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from scorekit.errors import UserError
+from scorekit.errors import ScorekitError, UserError
 from scorekit.rewards import CompositeReward, SyncCompositeReward
 from scorekit.schemas import score_result
 from scorekit.scorers import RewardOutput, reward_output
@@ -90,6 +90,44 @@ def test_calls_are_scored_one_after_another_in_one_thread_that_is_not_the_caller
 def test_a_class_that_raises_ends_the_call():
     with pytest.raises(ZeroDivisionError):
         rewards(definition(), "abc", "raise")
+
+
+class Exiting(Lengths):
+    """Raises, for a text of its name, what ends a thread, or what no future takes."""
+
+    def score_batch(self, samples: Any, cfg: Any = None) -> RewardOutput:
+        for raised in (SystemExit, KeyboardInterrupt, StopIteration, asyncio.CancelledError):
+            if any(sample.mt == raised.__name__ for sample in samples):
+                raise raised("no")
+        return super().score_batch(samples, cfg)
+
+
+@pytest.mark.parametrize("mt", ["SystemExit", "KeyboardInterrupt", "StopIteration"])
+def test_a_class_that_ends_its_thread_ends_the_call_and_the_next_is_scored(mt):
+    with SyncCompositeReward(definition("Exiting")) as reward:
+        for name in (mt, "CancelledError"):
+            with pytest.raises(ScorekitError, match=f"the scorer raised {name}: no"):
+                reward.score(texts("abc", name))
+        assert [result.reward for result in reward.score(texts("abc"))] == [3.0]
+
+
+@pytest.mark.parametrize("mt", ["raise", "SystemExit"])
+def test_a_class_that_is_only_reported_takes_no_reward(mt):
+    source = definition("Exiting", weight=0.0)
+    source["components"]["b"] = {"rule": f"{__name__}:bonus"}
+    with SyncCompositeReward(source) as reward:
+        results = reward.score(texts("abc", mt))
+    assert [result.reward for result in results] == [3.0, len(mt)]
+    assert {result.components["a"].status for result in results} == {"upstream"}
+
+
+def test_a_definition_that_is_wrong_leaves_no_thread():
+    before = set(threading.enumerate())
+    source = definition()
+    source["components"]["b"] = {"service": "ftp://a"}
+    with pytest.raises(UserError, match=r"^components.b.service: "):
+        SyncCompositeReward(source)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_class_that_describes_itself_is_checked_and_is_in_the_answer_of_check():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -142,3 +144,16 @@ def test_a_real_model_by_its_name_in_the_config() -> None:
         expected_scores, abs=FLOAT32
     )
     assert torch.get_num_threads() == before
+
+
+class Short(Counting):
+    """Does not say how much it reads."""
+
+    description = SimpleNamespace(model="m", tokenizer="m", inputs={}, higher_is_better=False)
+
+
+def test_a_scorer_whose_description_is_incomplete_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(AttributeError, match="max_input_length"):
+        opened(f"{__name__}:Short", max_input_length=16, metricx_model_name=None)
+    assert set(threading.enumerate()) <= before
