@@ -65,14 +65,18 @@ class InProcess:
 
         scores = []
         for chat in chats:
-            inputs = self.tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+            inputs: Any = self.tokenizer.apply_chat_template(
+                chat, return_tensors="pt", return_dict=True
+            )
             with torch.inference_mode():
                 scores.append(self.model(**inputs).logits[0, 0].item())
         return scores
 
     def in_batches(self, chats: Sequence[Any]) -> list[float]:
         """Return the scores of the pipeline, in batches of 16."""
-        texts = [self.tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats]
+        texts: list[Any] = [
+            self.tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats
+        ]
         options = {"function_to_apply": "none", "batch_size": 16, "add_special_tokens": False}
         return [row["score"] for row in self.pipe(texts, **options)]
 

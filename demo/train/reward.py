@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scorekit.command import run_command
+
 ROOT = Path(__file__).parents[1]
 SOURCE, TARGET = ROOT / "models/policy", ROOT / "models/reward"
 LAYERS, STEPS, PAIRS, LEARNING_RATE = 2, 250, 16, 5e-4
@@ -88,4 +90,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main, stdout="log")

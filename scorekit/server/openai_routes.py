@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI
-from pydantic import BaseModel, FailFast, Field
+from pydantic import BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import to_json
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError, UserError
-from scorekit.schemas import ErrorResponse, Wire, WireAnswer
+from scorekit.schemas import ErrorResponse, Wire, WireAnswer, as_integer
 from scorekit.server.endpoint import Answer, ModelDescription
 
 #: Most errors that the message of a refused request names.
@@ -97,7 +97,9 @@ def rerank_request(max_items: int) -> type[BaseModel]:
             min_length=1, max_length=max_items
         )
         model: str | None = Field(None, description="Name of the model; another one is refused.")
-        top_n: int | None = Field(None, ge=1, description="Most documents; null: all.")
+        top_n: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(as_integer)] = Field(
+            None, description="Most documents; null: all."
+        )
         return_documents: bool = False
         truncate: bool = Field(
             False, description="Cut a text that is too long; else it fails the request."
@@ -120,22 +122,34 @@ def rerank_body(
     yield to_json({"model": model, "results": results, "usage": {"total_tokens": tokens}})
 
 
-def good_answers(field: str, answers: Sequence[Answer | None], late: SampleError) -> list[bytes]:
+def good_answers(
+    field: str, answers: Sequence[Answer | None], late: SampleError, first_field: str | None = None
+) -> list[bytes]:
     """Return the answers if all are good. Raises the RequestError of a request that has no place
-    for the error of an item."""
+    for the error of an item.
+
+    field: the list in the request whose items they are of. first_field: what the first one is of,
+    if that stands outside the list.
+    """
     errors = {k: a or late for k, a in enumerate(answers) if not isinstance(a, bytes)}
     if errors:
-        raise _request_error(field, errors)
+        places = [f"{field}.{index}" for index in range(len(answers))]
+        if first_field is not None:
+            places = [first_field, *places]
+        raise _request_error({places[index]: error for index, error in errors.items()})
     return [answer for answer in answers if isinstance(answer, bytes)]
 
 
-def _request_error(field: str, errors: Mapping[int, SampleError]) -> RequestError:
-    """Return the error of a failed request. Invalid texts come first: a retry cannot help them."""
+def _request_error(errors: Mapping[str, SampleError]) -> RequestError:
+    """Return the error of a failed request. Invalid texts come first: a retry cannot help them.
+
+    errors: by the place in the request.
+    """
     types = {error.type for error in errors.values()}
     error_type = "internal" if types - {"timeout"} else "timeout"
     if types & TEXT_ERROR_TYPES:
         error_type = "invalid_request"
         errors = {k: error for k, error in errors.items() if error.type in TEXT_ERROR_TYPES}
-    listed = [f"{field}.{k}: {error}" for k, error in list(errors.items())[:_MAX_LISTED_ERRORS]]
+    listed = [f"{place}: {error}" for place, error in list(errors.items())[:_MAX_LISTED_ERRORS]]
     more = "; and more" if len(errors) > _MAX_LISTED_ERRORS else ""
     return RequestError(error_type, "; ".join(listed) + more)

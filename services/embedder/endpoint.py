@@ -260,7 +260,7 @@ class EmbedderRerankEndpoint(EmbeddingsEndpoint):
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Yield the body. Raises RequestError if a text has no vector."""
-        query, *documents = good_answers("[query, *documents]", answers, _LATE)
+        query, *documents = good_answers("documents", answers, _LATE, "query")
         vector = _numbers(query).astype(np.float64)
         scores = [float(vector @ _numbers(value)) for value in documents]
         tokens = sum(_HEADER.unpack_from(value)[0] for value in (query, *documents))

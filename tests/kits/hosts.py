@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from scorekit.processes import end_with_parent
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -61,6 +63,7 @@ class Host:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=end_with_parent(),
             )
 
     def slow_down(self) -> None:

@@ -40,7 +40,7 @@ _NOT_BLANK = (
     [
         (FakeBackend("metricx"), "coverage,fuzzing", 6),
         (FakeBackend("xcomet"), "fuzzing", 6),
-        (FakeEmbedder(), "coverage,fuzzing", 5),
+        (FakeEmbedder(), "coverage,fuzzing", 7),
         pytest.param(FakeRetriever(), "coverage,fuzzing", 9, marks=pytest.mark.slow),
     ],
     ids=lambda name: getattr(name, "service", None),
@@ -93,12 +93,21 @@ def _add_service_facts(document, max_input_length):
         valid_values = {"model": "fake", "dimensions": 8, "prompt_name": "query"}
         for name, value in valid_values.items():
             properties[name] = {"enum": [value, None]}
+    if "RerankRequest" in schemas:
+        properties = schemas["RerankRequest"]["properties"]
+        for schema in (properties["query"], properties["documents"]["items"]):
+            schema |= {"pattern": "^[^\\u0000]+$"}
+        properties["model"] = {"enum": ["fake", None]}
     if "SearchRequest" in schemas:
         _add_page_facts(document)
     for name in ("MetricXOptions", "XCometOptions"):
         if name in schemas:
             either = schemas[name]["properties"]["max_input_length"]["anyOf"]
             either[0]["maximum"] = max_input_length
+    if "XCometOptions" in schemas:  # windows have exact offsets alone
+        windows = {"properties": {"overlong": {"const": "windows"}}, "required": ["overlong"]}
+        exact = {"properties": {"span_offsets": {"const": "exact"}}}
+        schemas["XCometOptions"] |= {"if": windows, "then": exact}
     for operations in document["paths"].values():
         for operation in operations.values():
             if "security" in operation:

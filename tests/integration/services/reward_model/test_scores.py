@@ -177,7 +177,8 @@ def test_a_translation_is_a_turn_of_each_or_a_pair_or_what_a_file_says(tmp_path)
     assert filed["score"] == pytest.approx(reference(chat, expected)[0], abs=1e-4, rel=1e-5)
     description = backend.load()
     assert description.score_range.min == -30 and not description.higher_is_better
-    assert description.inputs == {"src": "required", "mt": "required", "ref": "ignored"}
+    required = dict.fromkeys(("src", "mt", "src_lang", "tgt_lang"), "required")
+    assert description.inputs == required | {"ref": "ignored"}
     (error,) = backend.encode([RewardSample(src="a", mt="b")], RewardOptions())
     assert isinstance(error, SampleError) and "src_lang: the service's prompt has it" in str(error)
 
