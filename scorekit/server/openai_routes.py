@@ -133,23 +133,23 @@ def good_answers(
     """
     errors = {k: a or late for k, a in enumerate(answers) if not isinstance(a, bytes)}
     if errors:
-        places = [f"{field}.{index}" for index in range(len(answers))]
+        fields = [f"{field}.{index}" for index in range(len(answers))]
         if first_field is not None:
-            places = [first_field, *places]
-        raise _request_error({places[index]: error for index, error in errors.items()})
+            fields = [first_field, *fields]
+        raise _request_error({fields[index]: error for index, error in errors.items()})
     return [answer for answer in answers if isinstance(answer, bytes)]
 
 
 def _request_error(errors: Mapping[str, SampleError]) -> RequestError:
     """Return the error of a failed request. Invalid texts come first: a retry cannot help them.
 
-    errors: by the place in the request.
+    errors: by the name of the field.
     """
     types = {error.type for error in errors.values()}
     error_type = "internal" if types - {"timeout"} else "timeout"
     if types & TEXT_ERROR_TYPES:
         error_type = "invalid_request"
         errors = {k: error for k, error in errors.items() if error.type in TEXT_ERROR_TYPES}
-    listed = [f"{place}: {error}" for place, error in list(errors.items())[:_MAX_LISTED_ERRORS]]
+    listed = [f"{name}: {error}" for name, error in list(errors.items())[:_MAX_LISTED_ERRORS]]
     more = "; and more" if len(errors) > _MAX_LISTED_ERRORS else ""
     return RequestError(error_type, "; ".join(listed) + more)
