@@ -120,7 +120,7 @@ def main() -> int:
     """Print the table or the list."""
     parser = argparse.ArgumentParser(description="Count names and docstrings that say nothing.")
     parser.add_argument("--list", action="store_true", help="print every finding")
-    parser.add_argument("path", nargs="?", type=Path, default=ROOT)
+    parser.add_argument("path", nargs="?", type=Path, default=Path("."), help="in the checkout")
     options = parser.parse_args()
     names: Counter[str] = Counter()
     fragments: Counter[str] = Counter()
