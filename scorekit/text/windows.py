@@ -15,8 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from scorekit.text.cuts import cut_near
-from scorekit.text.sentences import sentence_starts
+from scorekit.text.sentences import cut_near, sentence_starts
 
 #: Version of alignment, cuts, `pack` and `add_context`: raise it when any text may be split, or any
 #: window read, differently. Part of the cache's key.
