@@ -29,7 +29,7 @@ from typing import Any
 from scorekit.command import run_command
 from scorekit.schemas import Scored
 from scorekit.scorers import SampleForScoring, ScoringConfig
-from scorekit.text.alignment import align
+from scorekit.text.windows import align
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench/results/windows.json"

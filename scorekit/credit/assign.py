@@ -10,6 +10,7 @@ from scorekit.credit.checks import as_plain, check_stop_ids, check_text
 from scorekit.credit.offsets import (
     Alignment,
     DecodeConfig,
+    Offsets,
     align_completion,
     align_part,
     decode_completion,
@@ -23,7 +24,6 @@ from scorekit.credit.spans import (
     spans_to_token_rewards,
 )
 from scorekit.credit.text_parts import is_subsequence, positions_of
-from scorekit.credit.token_bytes import Offsets
 from scorekit.schemas import ErrorSpan
 
 

@@ -84,8 +84,7 @@ def meta_eval(
         from scorekit.metaeval.evaluate import check_people, evaluate
         from scorekit.metaeval.judgements import read_judgements
         from scorekit.metaeval.metrics import file_scores, service_scores
-        from scorekit.metaeval.page import write_page
-        from scorekit.metaeval.table import print_tables
+        from scorekit.metaeval.page import print_tables, write_page
 
         sources = [parse_metric(text) for text in metric]
         _check_names([source.name for source in sources], lower_is_better or [])

@@ -1,15 +1,18 @@
-"""Human judgements of translations: JSON lines, or the MQM files of WMT as they are published."""
+"""Human judgements of translations: JSON lines, or the MQM files of WMT as they are published.
+
+In a row of WMT's files, `<v>` and `</v>` surround an error.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scorekit.errors import UserError
-from scorekit.metaeval.marks import errors_of_row, unquoted
 from scorekit.rows.read import RowFile
 from scorekit.rows.samples import text_of
 
@@ -22,6 +25,7 @@ MINOR_PUNCTUATION = 0.1
 #: Columns whose values together name a segment, as far as they exist.
 _DOCUMENT = ("doc", "document", "doc_id")
 _SEGMENT = ("globalSegId", "docSegId", "seg_id", "segment", "seg", "segment_id")
+_MARK = re.compile(r"</?v>")
 _LONGEST_NAME = 80
 
 
@@ -35,7 +39,11 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Rating:
-    """One rater's judgement. score: higher is better. spans: None if only a score was given."""
+    """One rater's judgement.
+
+    score: higher is better.
+    spans: None if only a score was given.
+    """
 
     score: float
     spans: list[Span] | None
@@ -248,8 +256,8 @@ def _published(file: RowFile) -> Judgements:
     counts = dict.fromkeys(_NOTES, 0)
     columns = ("system", "rater", "source", "target", "category", "severity")
     for number, row, _ in file.rows(columns, None):
-        if left_out := _no_judgement(row):
-            counts[left_out] += 1
+        if note := _no_judgement(row):
+            counts[note] += 1
             continue
         try:
             src, mt, error = errors_of_row(row)
@@ -291,6 +299,70 @@ def _no_judgement(row: Mapping[str, Any]) -> str | None:
     if "hotw" in row["severity"].lower():  # WMT 2022's and later checks of the raters' attention
         return "tests"
     return None if row["rater"].strip() else "bare"
+
+
+class Marked(NamedTuple):
+    """An error.
+
+    severity: in capitals.
+    ranges: (start, end) in the translation.
+    """
+
+    severity: str
+    ranges: list[tuple[int, int]]
+
+
+def errors_of_row(row: Mapping[str, Any]) -> tuple[str, str, Marked | None]:
+    """Return (source, translation, error) of a row; the error is None if the rater marked none."""
+    src, _ = unmarked(unquoted(row["source"]))
+    mt, ranges = unmarked(unquoted(row["target"]))
+    severity = row["severity"].strip().upper()
+    # Names depend on the annotators' tools: `No-error`, `no_error`.
+    if "NO-ERROR" in (_dashed(severity), _dashed(row["category"].strip().upper())):
+        return src, mt, None
+    return src, mt, Marked(severity, ranges)
+
+
+def unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text without its marks, and the (start, end) of the marked ranges.
+
+    Raises ValueError for an unpaired mark.
+    """
+    ranges: list[tuple[int, int]] = []
+    parts: list[str] = []
+    length = end = 0
+    opened: int | None = None
+    for mark in _MARK.finditer(text):
+        parts.append(text[end : mark.start()])
+        length += mark.start() - end
+        end = mark.end()
+        if (mark.group() == "<v>") != (opened is None):
+            raise ValueError("an unpaired <v> or </v>")
+        if opened is None:
+            opened = length
+        else:
+            if length > opened:
+                ranges.append((opened, length))
+            opened = None
+    if opened is not None:
+        raise ValueError("a <v> without its </v>")
+    return "".join((*parts, text[end:])), ranges
+
+
+def unquoted(cell: str) -> str:
+    """Return a cell without the quotes of a CSV, which only some of the files have (newstest2020).
+
+    In those, a quoted cell has its inner quotes doubled. A text that is itself in quotes has single
+    inner quotes, or none, and stays as it is."""
+    inner = cell[1:-1]
+    is_csv = len(cell) > 1 and cell[0] == cell[-1] == '"' and '""' in inner
+    if is_csv and '"' not in inner.replace('""', ""):
+        return inner.replace('""', '"')
+    return cell
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-").replace(" ", "-")
 
 
 def _checked(

@@ -17,8 +17,7 @@ from scorekit.text.english_words import english_share
 from scorekit.text.letter_groups import has_table, log_odds
 from scorekit.text.markup import mask
 from scorekit.text.romanized import is_surely_romanized, without_romanized
-from scorekit.text.variants import other_variant
-from scorekit.text.writing_scripts import LETTERS, scripts_of
+from scorekit.text.writing_scripts import LETTERS, other_variant, scripts_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Split text into sentences by simple rules of punctuation.
+"""Split text into sentences by simple rules of punctuation, and cut it where it hurts least.
 
 They cover Latin, Chinese, Japanese, Korean, Arabic and Devanagari. A full stop after an
 abbreviation, an initial, a number or an ordinal does not end a sentence, and neither does one in a
@@ -10,6 +10,8 @@ quotation if "he said" follows. Thai has no sentence ends.
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Iterator
 
 
 def _words(text: str) -> frozenset[str]:
@@ -93,6 +95,12 @@ _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _SPACE = re.compile(r"\s*")
 _WORD = re.compile(r"\w*")
 _LINE = re.compile(r"[^\n\r\u2028\u2029]+")
+#: Places to cut, after a clause and after white space.
+_CLAUSE = re.compile(r"[,;:，、；：،؛—–][\"'”’»）」』)\]]{0,4}\s?")
+_WHITE_SPACE = re.compile(r"\s")
+#: How far from the target a better position is searched by default, as a share of the part.
+_NEAR = 1 / 8
+_JOINER = "\u200d"
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
@@ -179,3 +187,43 @@ def sentence_starts(text: str) -> list[int]:
         for start, _ in split_sentences(line.group())
     ]
     return [0, *starts[1:], len(text)] if text else [0]
+
+
+def cut_near(text: str, start: int, end: int, target: int, near: float = _NEAR) -> int:
+    """Return the best position near `target` to cut text[start:end]; not its ends, if there are
+    others.
+
+    near: the distance to search, as a share of the part."""
+    if end - start < 2:
+        return end if target > start else start
+    target = min(max(target, start + 1), end - 1)
+    reach = max(1, round((end - start) * near))
+    low, high = max(start + 1, target - reach), min(end - 1, target + reach)
+    for find_cuts in (_sentence_cuts, _clause_cuts, _space_cuts, _character_cuts):
+        positions = [position for position in find_cuts(text, low, high) if low <= position <= high]
+        if positions:
+            return min(positions, key=lambda position: abs(position - target))
+    return target
+
+
+def _sentence_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    begin = max(0, low - 100)  # the text before a full stop decides whether it ends a sentence
+    return (begin + position for position in sentence_starts(text[begin : high + 2])[1:-1])
+
+
+def _clause_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    return (match.end() for match in _CLAUSE.finditer(text, max(0, low - 6), high + 2))
+
+
+def _space_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    return (match.end() for match in _WHITE_SPACE.finditer(text, max(0, low - 1), high))
+
+
+def _character_cuts(text: str, low: int, high: int) -> Iterator[int]:
+    """Yield positions between characters, but not within one that is written as several."""
+    return (
+        position
+        for position in range(low, high + 1)
+        if _JOINER not in text[position - 1 : position + 1]
+        and unicodedata.category(text[position])[0] != "M"
+    )

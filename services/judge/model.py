@@ -34,7 +34,6 @@ from scorekit.text import (
     meta_text,
     pattern_rows,
     third_scripts,
-    variants,
     writing_scripts,
 )
 from scorekit.text import letter_groups as groups
@@ -140,8 +139,8 @@ class RulesBackend(_Judge):
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         texts = (shared_rules, checks, chat_marks, meta_text, pattern_rows, markup, writing_scripts)
         checks_of_letters = (debris, findings, third_scripts)
-        modules = (rules, answers, groups, *texts, *checks_of_letters, variants, languages)
-        tables = (meta_text.TABLE, variants.TABLE, groups.TABLE)
+        modules = (rules, answers, groups, *texts, *checks_of_letters, languages)
+        tables = (meta_text.TABLE, writing_scripts.HAN_VARIANTS, groups.TABLE)
         code = [*(Path(str(module.__file__)) for module in modules), *tables]
         return self._describe(
             self._judged,

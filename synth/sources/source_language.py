@@ -17,8 +17,7 @@ from scorekit.languages import find_language
 from scorekit.numeric import below
 from scorekit.text.checks import identifier_codes, likely_others, whole_identifier
 from scorekit.text.rules import SOURCES
-from scorekit.text.variants import other_variant
-from scorekit.text.writing_scripts import LETTERS, scripts_of
+from scorekit.text.writing_scripts import LETTERS, other_variant, scripts_of
 from synth.sources.measure import category_weights, char_sums
 
 #: Scripts whose letters count twice.

@@ -200,7 +200,7 @@ def test_a_language_of_ones_own():
 
 def test_nothing_heavy_is_loaded_for_it():
     code = (
-        "import sys, scorekit.languages, scorekit.text.variants\n"
+        "import sys, scorekit.languages, scorekit.text.writing_scripts\n"
         "print([m for m in ('torch', 'language_data', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

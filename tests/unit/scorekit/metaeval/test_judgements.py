@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.errors import UserError
-from scorekit.metaeval.judgements import read_judgements, weight
-from scorekit.metaeval.marks import unmarked
+from scorekit.metaeval.judgements import read_judgements, unmarked, weight
 
 HEAD = "system\tdoc\tdoc_id\tseg_id\trater\tsource\ttarget\tcategory\tseverity\n"
 

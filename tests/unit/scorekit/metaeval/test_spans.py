@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from scorekit.metaeval.judgements import JudgedTranslation, Rating, Span
-from scorekit.metaeval.matching import matched, overlap
-from scorekit.metaeval.spans import BINS, compute_stats, length_bin, span_sums
+from scorekit.metaeval.spans import BINS, compute_stats, length_bin, matched, overlap, span_sums
 
 
 def _span(start, end, severity="MINOR"):

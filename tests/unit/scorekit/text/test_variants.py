@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.text.variants import other_variant
+from scorekit.text.writing_scripts import other_variant
 
 #: Sentences from Taiwan and Hong Kong, with characters that Simplified text also has
 #: (群, 峰, 台, 着, 里, 温), and the same in Simplified.

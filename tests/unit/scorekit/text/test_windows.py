@@ -11,9 +11,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scorekit.text.alignment import align
 from scorekit.text.sentences import sentence_starts
-from scorekit.text.windows import add_context, common_boundaries, halve, pack, refine
+from scorekit.text.windows import add_context, align, common_boundaries, halve, pack, refine
 
 PROSE = Path(__file__).parents[3] / "data/prose"
 WORDS = [
