@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.config import RLConfig
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs, idle_pass
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
-from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows, temperatures
 from trainer.rl.sharing.passes import own_micro_batches
 from trainer.rl.update_inputs import (

@@ -13,8 +13,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler
 from trainer.rl.engines.vllm_checks import probe_server
-from trainer.rl.policy.tokens import stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
+from trainer.rl.policy import stop_token_ids, unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import Sampler
 
 

@@ -60,8 +60,7 @@ from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync
 from trainer.rl.engines.vllm_turns import TurnRunner
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
 from trainer.rl.forward import Image
-from trainer.rl.policy.tokens import embedding_rows
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.policy import embedding_rows, unwrap_distributed
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
 from trainer.rl.engines.vllm_bodies import VLLMTurn
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.tokens import embedding_rows
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.policy import embedding_rows, unwrap_distributed
 from trainer.rl.sampler import SampledCompletion
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm import VLLMSampler
 from trainer.rl.engines.vllm_checks import probe_server
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
