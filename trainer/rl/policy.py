@@ -28,7 +28,7 @@ from scorekit.matmul import MatmulSetting
 from scorekit.torch_files import check_weight_files
 from trainer.rl.config import PolicyConfig
 from trainer.rl.matmul import use_onednn
-from trainer.rl.tokenizer_files import read_tokenizer
+from trainer.rl.model_files import read_tokenizer
 
 
 def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any]:

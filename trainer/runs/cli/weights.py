@@ -8,6 +8,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
+from trainer.rl.model_files import count_weights
 from trainer.rl.policy import (
     check_4bit,
     check_folder,
@@ -16,7 +17,6 @@ from trainer.rl.policy import (
     with_adapters,
     without_weights,
 )
-from trainer.rl.weight_files import count_weights
 from trainer.runs.checkpoints.checkpoint import model_folder
 
 
