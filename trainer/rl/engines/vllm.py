@@ -27,7 +27,7 @@ again.
 
 Several servers: see trainer/rl/engines/vllm_pool.py. One that fails is left out, and takes part
 again when it completes a turn with the weights. What is no completion of the policy
-(trainer/rl/engines/vllm_answers.py) is counted, and the turn is sampled again.
+(trainer/rl/engines/vllm_protocol.py) is counted, and the turn is sampled again.
 """
 
 from __future__ import annotations
@@ -52,10 +52,16 @@ from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm_agreement import check_agreement, trial_turn
-from trainer.rl.engines.vllm_answers import FAULT_CAUSES, InvalidCompletion
-from trainer.rl.engines.vllm_bodies import Request, VLLMTurn, request, version_label
 from trainer.rl.engines.vllm_http import as_user_error, retry
 from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
+from trainer.rl.engines.vllm_protocol import (
+    FAULT_CAUSES,
+    InvalidCompletion,
+    Request,
+    VLLMTurn,
+    request,
+    version_label,
+)
 from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync
 from trainer.rl.engines.vllm_turns import TurnRunner
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights

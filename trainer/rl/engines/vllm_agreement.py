@@ -10,7 +10,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
-from trainer.rl.engines.vllm_bodies import VLLMTurn
+from trainer.rl.engines.vllm_protocol import VLLMTurn
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import embedding_rows, unwrap_distributed
 from trainer.rl.sampler import SampledCompletion

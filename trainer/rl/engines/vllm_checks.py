@@ -6,9 +6,8 @@ import asyncio
 
 from scorekit.errors import UserError
 from trainer.rl.config import VLLMConfig
-from trainer.rl.engines.vllm_answers import HINTS, is_finished
-from trainer.rl.engines.vllm_bodies import IDS_ROUTE, TEXT_ROUTE
 from trainer.rl.engines.vllm_http import VLLMError, VLLMServer, as_user_error, first_choice
+from trainer.rl.engines.vllm_protocol import HINTS, IDS_ROUTE, TEXT_ROUTE, is_finished
 
 #: Number of servers whose errors a message has.
 _MAX_ERRORS = 3
