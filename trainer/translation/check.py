@@ -13,7 +13,7 @@ from scorekit.errors import UserError
 from scorekit.net.addresses import address_of
 from scorekit.report.findings import Findings
 from trainer.rl.config import PolicyConfig
-from trainer.rl.engines.vllm_checks import probe_server
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.policy import (
     check_tokenizer,
     embedding_rows,
