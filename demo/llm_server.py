@@ -142,8 +142,7 @@ def load_sampler(folder: Path, threads: int) -> Sampler:
     import torch
 
     from trainer.rl.config import PolicyConfig
-    from trainer.rl.policy.loading import load_policy
-    from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
+    from trainer.rl.policy import load_policy, pad_token_id, stop_token_ids
 
     torch.set_num_threads(threads)
     model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))

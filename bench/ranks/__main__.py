@@ -27,7 +27,7 @@ from bench.common import ROOT, Measurement, run
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.rl.forward import micro_batches
-from trainer.rl.sharing.passes import padded_tokens, share_sequences
+from trainer.rl.update import padded_tokens, share_sequences
 from trainer.search.config import SearchConfig
 from trainer.search.training.train import workload_of
 

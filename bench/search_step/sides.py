@@ -214,7 +214,7 @@ class _Player:
         """Play all episodes of an update, with the ids and so the random streams of our trainer."""
         from scorekit.seeds import stream_seed
         from trainer.rl.engines.generate import GenerateSampler
-        from trainer.rl.policy.tokens import stop_token_ids
+        from trainer.rl.policy import stop_token_ids
         from trainer.search.rollout.episode import run_episodes
         from trainer.search.rollout.sampled import SampledPolicy
 

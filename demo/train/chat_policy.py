@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from scorekit.files import allow_readers
-from trainer.rl.model_files import save_model
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_model, save_tokenizer
 
 SPECIAL: Final = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END_OF_TEXT, STOP = 0, 2

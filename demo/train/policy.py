@@ -33,8 +33,7 @@ from demo.train.data import DATA, read_jsonl
 from demo.train.tokenizer import BOS, EOS, PAD, VOCAB_SIZE
 from scorekit.command import run_command
 from scorekit.files import allow_readers
-from trainer.rl.model_files import save_model
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_model, save_tokenizer
 
 TOKENIZER = WORK / "tokenizer" / "policy"
 

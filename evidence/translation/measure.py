@@ -17,8 +17,7 @@ from torch import nn
 
 from scorekit.credit import spans_to_token_rewards
 from scorekit.files import write_atomic
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import pad_token_id
+from trainer.rl.policy import load_policy, pad_token_id
 from trainer.rl.rollout import rollout_logprobs
 from trainer.runs.run_log import read_jsonl, write_jsonl
 from trainer.translation.config import TranslationConfig

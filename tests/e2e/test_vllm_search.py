@@ -30,7 +30,7 @@ from trainer.rl.config import PolicyConfig, SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.vllm_http import VLLMServer
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.search.rollout.sampled import SampledPolicy
 

@@ -22,10 +22,9 @@ from tests.e2e.test_vllm_trainer import SMALL, change, examples, gap
 from tests.kits.trainer.vllm_servers import NO_FAULTS
 from tests.kits.vllm import KEY, NAME, kill_vllm, make_model, running_vllm, untie
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.engines.vllm import VLLMSampler
-from trainer.rl.engines.vllm_checks import probe_server
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.translation.config import TranslationConfig
 from trainer.translation.prompting import check_prompts
 from trainer.translation.train import train_translation

@@ -19,12 +19,11 @@ from testing.servers import running_service
 from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler
-from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example, load_examples
 from trainer.translation.prompting import check_prompts

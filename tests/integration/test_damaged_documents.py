@@ -57,7 +57,7 @@ JSON_READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "weights' index": (
         "model.safetensors.index.json",
-        _call("trainer.rl.weight_files:count_weights"),
+        _call("trainer.rl.model_files:count_weights"),
     ),
     "adapters": ("adapter_config.json", _call("trainer.runs.checkpoints.adapters:base_of")),
     "checkpoint": ("state.json", _call("trainer.runs.checkpoints.checkpoint:read_state")),

@@ -43,7 +43,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "algorithms": (
         "Algorithms of reinforcement learning",
         "What an algorithm defines.",
-        ("trainer.rl.algorithms.algorithm", "trainer.rl.loss", "trainer.rl.ratios"),
+        ("trainer.rl.algorithms.algorithm", "trainer.rl.loss", "trainer.rl.algorithms.algorithm"),
     ),
 }
 

@@ -80,7 +80,7 @@ def template_check(
     from trainer.chat.stops import load_generation_config
     from trainer.chat.template_check import findings_of, label_samples
     from trainer.rl.config import PolicyConfig
-    from trainer.rl.policy.tokens import load_tokenizer
+    from trainer.rl.policy import load_tokenizer
 
     console, tokenizer = Console(), load_tokenizer(PolicyConfig(path=model))
     generation_config = load_generation_config(model)

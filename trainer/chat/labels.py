@@ -18,7 +18,7 @@ from trainer.chat.render import (
     render_spans,
     tokenize,
 )
-from trainer.rl.policy.control_tokens import control_tokens
+from trainer.rl.control_tokens import control_tokens
 
 #: The assistant's turns of a conversation to train on.
 TrainedTurns = Literal["all", "last"]

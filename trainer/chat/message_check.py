@@ -18,7 +18,7 @@ from scorekit.text.chat_marks import special_token, split_special_tokens
 from trainer.chat.config import MessagesConfig
 from trainer.chat.render import read_template
 from trainer.chat.rows import Conversation
-from trainer.rl.policy.control_tokens import Author, control_tokens
+from trainer.rl.control_tokens import Author, control_tokens
 from trainer.runs.readers import report_bad_rows
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from scorekit.credit.advantages import compute_advantages
-from trainer.rl.ratios import KLEstimator, kl_values
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +41,6 @@ def center_groups(rewards_B: Tensor, groups_B: Sequence[int]) -> Tensor:
     sums = torch.zeros(len(rewards_B), dtype=rewards_B.dtype).index_add_(0, index_B, rewards_B)
     counts = torch.bincount(index_B, minlength=len(rewards_B)).clamp(min=1)
     return rewards_B - (sums / counts)[index_B]
-
-
-def kl_rewards(
-    old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: KLEstimator = "k1"
-) -> Tensor:
-    """Return -(sum of the KL estimates of this and all later valid tokens), [B, T], as a reward.
-
-    With k1 this is the policy gradient of the whole sequence's KL(policy || reference): each token
-    accounts for its own log-ratio and for the later ones. With k2 and k3 the estimates are not
-    differences of log-probabilities, and the gradient is biased (arXiv 2512.21852); they are there
-    for comparison.
-    """
-    values_BT = kl_values((old_BT - ref_BT).double(), estimator).masked_fill(~mask_BT, 0.0)
-    return -values_BT.flip(-1).cumsum(-1).flip(-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Compute the token advantages of a batch of rollouts, with the options of the config."""
+"""Token advantages of a batch of rollouts, with a KL in the reward if the config asks for one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trainer.rl.advantage import TokenAdvantages, kl_rewards
+from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.algorithms.algorithm import KLEstimator, kl_values
 from trainer.rl.config import RLConfig
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 
@@ -43,3 +44,17 @@ def batch_advantages(
         eps=rl.advantage_eps,
     )
     return replace(advantages, kl_mask=kl_mask_BT)
+
+
+def kl_rewards(
+    old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: KLEstimator = "k1"
+) -> Tensor:
+    """Return -(sum of the KL estimates of this and all later valid tokens), [B, T], as a reward.
+
+    With k1 this is the policy gradient of the whole sequence's KL(policy || reference): each token
+    accounts for its own log-ratio and for the later ones. With k2 and k3 the estimates are not
+    differences of log-probabilities, and the gradient is biased (arXiv 2512.21852); they are there
+    for comparison.
+    """
+    values_BT = kl_values((old_BT - ref_BT).double(), estimator).masked_fill(~mask_BT, 0.0)
+    return -values_BT.flip(-1).cumsum(-1).flip(-1)

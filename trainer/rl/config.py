@@ -14,8 +14,7 @@ from scorekit.config import Config
 from scorekit.errors import UserError
 from trainer.config_base import may_change
 from trainer.rl.algorithms import ALGORITHMS
-from trainer.rl.algorithms.algorithm import Algorithm
-from trainer.rl.ratios import ImportanceCorrection, ImportanceMode
+from trainer.rl.algorithms.algorithm import Algorithm, ImportanceCorrection, ImportanceMode
 
 if TYPE_CHECKING:
     AlgorithmName = str

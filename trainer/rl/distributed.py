@@ -21,8 +21,7 @@ from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
 from trainer.rl.barrier import MonitoredBarrier
-from trainer.rl.policy.vision import vision_parts
-from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
+from trainer.rl.policy import unwrap_distributed, unwrap_peft, vision_parts
 
 T = TypeVar("T")
 

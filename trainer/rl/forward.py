@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
 from trainer.rl.loss import token_logprobs
-from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
+from trainer.rl.policy import unwrap_distributed, unwrap_peft
 
 #: Entries of a chunk's [n, V] float32 logits: 128 MiB.
 CHUNK_ENTRIES = 2**25

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.rl.algorithms.algorithm import Algorithm, LossWeights, TokenBatch
-from trainer.rl.ratios import (
+from trainer.rl.algorithms.algorithm import (
     MAX_LOG_RATIO,
+    Algorithm,
     KLEstimator,
+    LossWeights,
+    TokenBatch,
     kl_values,
     masked_mean,
     masked_sum,
@@ -123,7 +125,7 @@ def kl_loss(
     is 0 in expectation (arXiv 2510.01555); for comparison.
 
     The KL is that of each token's distribution, at the sampled prefixes. The effect of a token on
-    the KL of later tokens is covered by `kl_in: reward` (`advantage.kl_rewards`).
+    the KL of later tokens is covered by `kl_in: reward` (`batch_advantages.kl_rewards`).
     k2 and k3 have the importance weight exp(new - old), times the correction of the sampler, as a
     constant (at most 10). It makes the expectation that of the current policy, also when a batch is
     used several times. A token that the correction masks is in neither. k1 has no weight.

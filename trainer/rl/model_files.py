@@ -1,15 +1,22 @@
-"""Writing a model folder that transformers 4 loads as transformers 5 does.
+"""The files of a model folder: its config, its tokenizer, and the headers of its weights.
 
-transformers 5 writes names that version 4 ignores: version 4 would then take its defaults, and
-compute another model without an error. Servers often have an older version than the trainer.
+A folder that we write loads in transformers 4 as in transformers 5, which writes names that version
+4 ignores: version 4 would then take its defaults, and compute another model without an error.
+Servers often have an older version than the trainer. A tokenizer is loaded and saved exactly as its
+tokenizer.json defines it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import struct
 from pathlib import Path
 from typing import Any
+
+from scorekit.documents import parse_json
+from scorekit.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +37,8 @@ _OLDER_NAMES = {
 _SCALING_KEYS = dict.fromkeys(("phi3", "phi4_multimodal"), ("type", "short_factor", "long_factor"))
 #: Values of `rope_type` that version 4 writes as no `rope_scaling`.
 _UNSCALED = ("default", "axial")
+#: The limit of safetensors itself.
+_LARGEST_HEADER = 100 * 2**20
 
 
 def save_model(model: Any, folder: Path, **options: Any) -> None:
@@ -131,3 +140,87 @@ def _first_difference(before: Any, after: Any, name: str = "") -> str | None:
         if difference is not None:
             return difference
     return None
+
+
+def read_tokenizer(path: str, revision: str | None = None) -> Any:
+    """Return the tokenizer of a folder or of a hub id, padding on the left.
+
+    The classes that transformers 5 has for Qwen2, Llama and others rebuild the tokenizer. They give
+    some texts other ids than tokenizer.json does, with which the model was trained. The plain class
+    takes the file as it is. Raises what transformers raises.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils.hub import cached_file
+
+    options: dict[str, Any] = {"revision": revision, "padding_side": "left"}
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    is_transformers_class = type(tokenizer).__module__.startswith("transformers.")
+    if not is_transformers_class or not tokenizer.is_fast:
+        return tokenizer
+    missing_is_none = {"_raise_exceptions_for_missing_entries": False}
+    if cached_file(path, "tokenizer.json", revision=revision, **missing_is_none) is None:
+        return tokenizer
+    return PreTrainedTokenizerFast.from_pretrained(path, **options)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer so that transformers 5 and 4 load it with the same ids.
+
+    The plain class is named in it, see `read_tokenizer`. Further special tokens get the key of
+    version 4, which version 5 reads as well.
+    """
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "auto_map" in config:  # custom code reads it
+        return
+    if tokenizer.is_fast:
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(config.get("extra_special_tokens"), list):
+        config["additional_special_tokens"] = config.pop("extra_special_tokens")
+    path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def count_weights(folder: Path) -> int | None:
+    """Return how many numbers the safetensors files of a folder have; None without such files.
+
+    Raises UserError if a file is missing, truncated, or not safetensors.
+    """
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            names = sorted(
+                set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values())
+            )
+        else:
+            names = sorted(path.name for path in folder.glob("*.safetensors"))
+        return sum(_count(folder / name) for name in names) if names else None
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{index}: not an index of weight files") from None
+
+
+def _count(path: Path) -> int:
+    """Return how many numbers a file has.
+
+    Format: 8 bytes of length, a JSON header, the data (https://github.com/huggingface/safetensors).
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        text = file.read(min(length, _LARGEST_HEADER))
+    try:
+        header: dict[str, Any] = parse_json(text)
+        header.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        sizes = [end, *(size for entry in header.values() for size in entry["shape"])]
+        if not all(isinstance(size, int) and 0 <= size < 2**63 for size in sizes):
+            raise ValueError
+        count = sum(math.prod(entry["shape"]) for entry in header.values())
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise UserError(f"{path}: not a safetensors file") from None
+    size = path.stat().st_size
+    if size < 8 + length + end:
+        raise UserError(f"{path}: truncated: {size} bytes, but its header needs {8 + length + end}")
+    return count

@@ -1,30 +1,32 @@
-"""One update of the policy from a batch of rollouts with token advantages."""
+"""One update of the policy from a batch of rollouts with token advantages.
+
+`update_policy` converts its arguments, in any of their forms, cuts each optimizer step into
+micro-batches, shares these over the processes, and steps.
+
+Micro-batches are padded, not packed. Several sequences in one row, with positions that restart, are
+right for texts, but torch's attention then takes a mask of [L, L] numbers: 32 texts of 29 to 128
+tokens took twice as long on a CPU as in three padded passes of similar lengths. Without such a mask
+only flash attention on a GPU does it, and models that see images compute positions from the ids.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.advantage import TokenAdvantages, pad_rows
 from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.config import RLConfig
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.forward import completion_logprobs, idle_pass
+from trainer.rl.forward import completion_logprobs, idle_pass, micro_batches
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
-from trainer.rl.policy.devices import autocast
-from trainer.rl.rollout import Rollout, action_masks, logprob_rows, temperatures
-from trainer.rl.sharing.passes import own_micro_batches
-from trainer.rl.update_inputs import (
-    Advantages,
-    as_token_advantages,
-    pad_id_of,
-    policy_of,
-    temperature_of,
-)
+from trainer.rl.rollout import Rollout, RolloutBatch, action_masks, logprob_rows, temperatures
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ class TrainStats:
         return stats | extra_stats
 
 
+#: Advantages with their masks, or one number for each completion token: [B, T] with anything behind
+#: the end of a row, or B rows of T_i.
+Advantages: TypeAlias = TokenAdvantages | Tensor | Sequence[Sequence[float]]
 #: Names of the stats that every algorithm has.
 _STAT_NAMES = {stat.name for stat in fields(TrainStats)}
 
@@ -117,7 +122,9 @@ def update_policy(
     rollouts, advantages: the full batch, on every process; each does its share of the passes.
     Advantages without masks ([B, T], or a row for each rollout) train every sampled token.
     policy_model, temperature, pad_id: None: what sampled the rollouts, if they are the list of
-    `generate_rollouts`. seed: of the shuffle into minibatches. For the others see `ForwardOptions`.
+    `generate_rollouts`.
+    seed: of the shuffle into minibatches.
+    For the others see `ForwardOptions`.
     Learning rates are the optimizer's. GSPO sets the `old_logprobs` of its rollouts.
     Raises ValueError if tokens that the policy did not sample would be trained on, if the
     advantages do not fit the rollouts, if the policy or the temperature is not known, or if the
@@ -354,6 +361,164 @@ def _stats(
 
 #: Stats of an update that was skipped.
 NO_UPDATE = _stats({}, 0, 0, [], 0)
+
+
+def as_token_advantages(advantages: Advantages, rollouts: Sequence[Rollout]) -> TokenAdvantages:
+    """Return advantages with masks. Bare numbers train every token that the policy sampled.
+
+    Raises ValueError if they are not one finite number for each completion token.
+    """
+    if isinstance(advantages, TokenAdvantages):
+        _check_shape(advantages.values, rollouts)
+        return advantages
+    mask_BT = action_masks(rollouts)
+    if isinstance(advantages, Tensor):
+        _check_shape(advantages, rollouts)
+        values_BT = advantages.detach().to("cpu", torch.float64)
+    else:
+        rows = list(advantages)
+        if len(rows) != len(rollouts):
+            raise ValueError(f"advantages: {len(rows)} rows for {len(rollouts)} rollouts")
+        for row, rollout in zip(rows, rollouts, strict=True):
+            if len(row) != len(rollout.completion_token_ids):
+                raise ValueError(
+                    f"advantages: {len(row)} numbers for {len(rollout.completion_token_ids)} "
+                    f"completion tokens of {rollout.name}"
+                )
+        values_BT = pad_rows(rows)
+    values_BT = values_BT.masked_fill(~mask_BT, 0.0)
+    if not bool(values_BT.isfinite().all()):
+        raise ValueError("advantages: a number is NaN or infinite. Leave out its rollout")
+    return TokenAdvantages(values_BT, values_BT, mask_BT)
+
+
+def _check_shape(values: Tensor, rollouts: Sequence[Rollout]) -> None:
+    longest = max((len(rollout.completion_token_ids) for rollout in rollouts), default=0)
+    expected = [len(rollouts), longest]
+    if list(values.shape) != expected:
+        raise ValueError(f"advantages: shape {list(values.shape)}, the rollouts need {expected}")
+
+
+def policy_of(
+    rollouts: Sequence[Rollout], policy_model: nn.Module | None, optimizer: torch.optim.Optimizer
+) -> nn.Module:
+    """Return the model to update: the given one, else the one that sampled the rollouts.
+
+    Raises ValueError if neither is known, or if the optimizer updates nothing of it.
+    """
+    if policy_model is None:
+        if not isinstance(rollouts, RolloutBatch):
+            raise ValueError(
+                "policy_model: these rollouts do not say what sampled them (only the list of "
+                "generate_rollouts does). Give policy_model and temperature"
+            )
+        policy_model = rollouts.policy_model
+    updated = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    if updated.isdisjoint(map(id, policy_model.parameters())):
+        raise ValueError(
+            "optimizer: it updates no parameter of the policy. Make it from the policy"
+        )
+    return policy_model
+
+
+def temperature_of(rollouts: Sequence[Rollout], temperature: float | None) -> float:
+    """Return the temperature of rollouts without their own. Raises ValueError if it is unknown."""
+    if temperature is not None:
+        return temperature
+    if isinstance(rollouts, RolloutBatch):
+        return rollouts.temperature
+    if any(rollout.temperature is None for rollout in rollouts):
+        raise ValueError("temperature: give the one that the rollouts were sampled at")
+    return 1.0
+
+
+def pad_id_of(rollouts: Sequence[Rollout], pad_id: int | None) -> int:
+    """Return the id for padding; 0 if nobody says one: it is masked."""
+    if pad_id is not None:
+        return pad_id
+    return rollouts.pad_id if isinstance(rollouts, RolloutBatch) else 0
+
+
+def own_micro_batches(
+    lengths: Sequence[int], chosen: Sequence[int], max_tokens: int, world: DistributedContext
+) -> list[list[int]]:
+    """Return the micro-batches of this process, the same number on each.
+
+    An empty one is a pass to make only because another process makes one (`idle_pass`).
+    For the arguments see `share_sequences`.
+    """
+    shares = share_sequences(
+        lengths, chosen, max_tokens, world.size, passes_in_step=world.is_sharded
+    )
+    num_passes = max(map(len, shares))
+    local_batches = shares[world.rank]
+    return local_batches + [[] for _ in range(num_passes - len(local_batches))]
+
+
+def share_sequences(
+    lengths: Sequence[int],
+    chosen: Sequence[int],
+    max_tokens: int,
+    num_processes: int,
+    *,
+    passes_in_step: bool = False,
+) -> list[list[list[int]]]:
+    """Return the micro-batches of each process; each chosen sequence is in one of them.
+
+    One process gets those of `micro_batches`. Several make as many passes as they need with
+    `max_tokens`, but of equal size: with the smallest number of padded tokens that needs no more.
+    The largest micro-batch goes first, each to the process with the fewest padded tokens so far
+    (longest processing time first: Graham, SIAM J. Appl. Math. 17 (1969), 416-429).
+    The shares depend on the arguments alone, so that all processes compute the same.
+
+    lengths: tokens of each sequence, prompt and completion together.
+    max_tokens: padded tokens of a pass, or one sequence.
+    passes_in_step: the processes wait for each other in every pass (weights are sharded), so that
+    the n-th pass of each has to be of similar size, and none makes more passes than it must.
+    """
+    batches = list(micro_batches(lengths, max_tokens, chosen))
+    if num_processes == 1:
+        return [batches]
+    ordered = sorted(chosen, key=lambda index: lengths[index])
+    max_batches = -(-len(batches) // num_processes) * num_processes
+    too_few, enough = 0, max_tokens
+    while enough - too_few > 1:
+        tokens = (too_few + enough) // 2
+        even_batches = list(micro_batches(lengths, tokens, ordered))
+        if len(even_batches) > max_batches:
+            too_few = tokens
+        else:
+            enough, batches = tokens, even_batches
+    while len(batches) < min(num_processes, len(chosen)):  # equal lengths: still work for each
+        largest = max(batches, key=len)
+        batches.remove(largest)
+        batches += [largest[::2], largest[1::2]]
+    return _deal(lengths, batches, num_processes, passes_in_step=passes_in_step)
+
+
+def padded_tokens(lengths: Sequence[int], batch: Sequence[int]) -> int:
+    """Return the tokens of a micro-batch with its padding."""
+    return len(batch) * max((lengths[index] for index in batch), default=0)
+
+
+def _deal(
+    lengths: Sequence[int],
+    batches: Sequence[list[int]],
+    num_processes: int,
+    *,
+    passes_in_step: bool,
+) -> list[list[list[int]]]:
+    """Return the micro-batches of each process, those with the most padded tokens first."""
+    shares: list[list[list[int]]] = [[] for _ in range(num_processes)]
+    tokens = [0] * num_processes
+    by_size = sorted(batches, key=lambda batch: -padded_tokens(lengths, batch))
+    for number, batch in enumerate(by_size):
+        max_passes = number // num_processes if passes_in_step else number
+        ranks = [rank for rank, share in enumerate(shares) if len(share) <= max_passes]
+        rank = min(ranks, key=lambda rank: tokens[rank])
+        shares[rank].append(batch)
+        tokens[rank] += padded_tokens(lengths, batch)
+    return shares
 
 
 def learning_rate(update: int, cfg: RLConfig) -> float:

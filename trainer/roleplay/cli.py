@@ -194,7 +194,7 @@ def _tokenizer(model: str | None) -> Any:
     if model is None:
         return None
     from trainer.rl.config import PolicyConfig
-    from trainer.rl.policy.tokens import load_tokenizer
+    from trainer.rl.policy import load_tokenizer
 
     return load_tokenizer(PolicyConfig(path=model))
 

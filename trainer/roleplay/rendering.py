@@ -6,7 +6,7 @@ from typing import Any
 
 from scorekit.errors import UserError
 from trainer.chat.render import use_template
-from trainer.rl.policy.tokens import load_tokenizer
+from trainer.rl.policy import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
 from trainer.runs.checkpoints.adapters import resolve_base_model
 

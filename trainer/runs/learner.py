@@ -13,9 +13,7 @@ from scorekit.seeds import stream_seed
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import check_head
 from trainer.rl.matmul import use_onednn
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.reference import Reference
-from trainer.rl.policy.tokens import pad_token_id
+from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.runs.checkpoints.resume import Origin, weight_origin
 from trainer.runs.config import RunConfig

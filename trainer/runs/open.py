@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from scorekit.schemas import Info
+from trainer.rl.devices import prepare_torch
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy.devices import prepare_torch
 from trainer.rl.sampler import Sampler
-from trainer.rl.sharing.workload import Workload
+from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
-from trainer.rl.engines.vllm_answers import FAULT_CAUSES
+from trainer.rl.engines.vllm_protocol import FAULT_CAUSES
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.runs.stats import COMPLETION_LENGTH, Curve, Stats, StatSpec, mean_of, mean_std
 

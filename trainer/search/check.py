@@ -18,9 +18,8 @@ from scorekit.paid.store import judge_of
 from scorekit.report.findings import Findings
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
-from trainer.rl.engines.vllm_checks import probe_server
-from trainer.rl.policy.tokens import check_tokenizer, stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.engines.choice import probe_server
+from trainer.rl.policy import check_tokenizer, stop_token_ids, unwrap_peft
 from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model

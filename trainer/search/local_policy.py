@@ -10,12 +10,15 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.chat.render import use_template
 from trainer.chat.stops import end_ids, load_generation_config
+from trainer.rl.devices import prepare_torch
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.policy.devices import prepare_torch
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.models import read_config
-from trainer.rl.policy.tokens import load_tokenizer, stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.policy import (
+    load_policy,
+    load_tokenizer,
+    read_config,
+    stop_token_ids,
+    unwrap_peft,
+)
 from trainer.search.config import SearchConfig
 from trainer.search.images.processor import ImageProcessor, load_reader
 from trainer.search.rollout.episode_tokens import TurnTokenizer

@@ -64,8 +64,7 @@ def debug(cfg: SftConfig, processes: int = 1, *, memory: bool = False) -> int:
     """
     import torch
 
-    from trainer.rl.policy.adapters import check_adapters
-    from trainer.rl.policy.models import check_4bit
+    from trainer.rl.policy import check_4bit, check_adapters
     from trainer.sft.debug import print_label_masks
     from trainer.sft.prepare import load_held_out, load_train
     from trainer.sft.run import open_tokenizer, update_text

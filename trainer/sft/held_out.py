@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.devices import autocast
 from trainer.runs.stats import Stats
 from trainer.sft.collate import Collator
 from trainer.sft.rows import SftRow

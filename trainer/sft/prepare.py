@@ -23,7 +23,7 @@ from trainer.chat.template_check import (
     refuse_errors,
     training_template,
 )
-from trainer.rl.policy.models import read_config
+from trainer.rl.policy import read_config
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import read_record
 from trainer.sft.rows import SftRow, cut_to, has_ids, rows_of, rows_of_ids

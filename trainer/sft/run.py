@@ -10,10 +10,14 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from trainer.rl.policy.adapters import check_adapters, with_adapters
-from trainer.rl.policy.models import check_4bit, read_config
-from trainer.rl.policy.tokens import load_tokenizer
-from trainer.rl.policy.vision import takes_images
+from trainer.rl.policy import (
+    check_4bit,
+    check_adapters,
+    load_tokenizer,
+    read_config,
+    takes_images,
+    with_adapters,
+)
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import RunLog, append_jsonl

@@ -13,8 +13,13 @@ from scorekit.errors import UserError
 from scorekit.net.addresses import address_of
 from scorekit.report.findings import Findings
 from trainer.rl.config import PolicyConfig
-from trainer.rl.engines.vllm_checks import probe_server
-from trainer.rl.policy.tokens import check_tokenizer, embedding_rows, load_tokenizer, stop_token_ids
+from trainer.rl.engines.choice import probe_server
+from trainer.rl.policy import (
+    check_tokenizer,
+    embedding_rows,
+    load_tokenizer,
+    stop_token_ids,
+)
 from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from scorekit.seeds import stream_seed
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler
 from trainer.runs.batches.batch import Batch, batch_indices
 from trainer.runs.batches.buffer import RolloutBuffer

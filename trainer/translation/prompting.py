@@ -11,8 +11,8 @@ from jinja2 import TemplateError
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.rl.policy.control_tokens import control_tokens
-from trainer.rl.policy.tokens import embedding_rows, plain_prompt_ids
+from trainer.rl.control_tokens import control_tokens
+from trainer.rl.policy import embedding_rows, plain_prompt_ids
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example, format_translation_prompt
 

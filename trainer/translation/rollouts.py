@@ -10,8 +10,7 @@ from torch import nn
 
 from scorekit.credit.offsets import DecodeConfig, align_completion
 from scorekit.prompts import load_postprocess
-from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed
 from trainer.rl.rollout import Rollout, RolloutBatch, rollout_logprobs
 from trainer.rl.sampler import SampledCompletion, Sampler, check_untruncated
 from trainer.translation.config import GenerationConfig

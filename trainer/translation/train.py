@@ -13,10 +13,10 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler, check_untruncated
-from trainer.rl.sharing.workload import Workload
+from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.batches.batch import Batch
 from trainer.runs.batches.buffer import RolloutBuffer

@@ -13,8 +13,7 @@ from bench.vision_model.folder import model_config, write_model
 from bench.vision_model.phases import Phases
 from bench.vision_model.sizes import MODELS, sizes_of, smaller
 from scorekit.errors import UserError
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.models import without_weights
+from trainer.rl.policy import load_policy, without_weights
 from trainer.search.config import SearchConfig
 from trainer.search.images.image_data import displayed_size, write_png
 from trainer.search.images.views import ShownImage

@@ -21,11 +21,11 @@ from tests.kits.trainer.ranks.sharded_trainer import ShardedWorld
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import Image
-from trainer.rl.policy.devices import autocast
-from trainer.rl.policy.vision import freeze_vision
+from trainer.rl.policy import freeze_vision
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import ForwardOptions, accumulate_gradients, update_policy
 from trainer.translation.config import GenerationConfig

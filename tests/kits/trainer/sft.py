@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, turns
 from tests.kits.trainer.runs import tiny_llama
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
 from trainer.sft.config import SftConfig
 
 _ENDINGS = ("네 뷁", "그냥요 😀", '웃었다.\n"좋아."', "응", "안녕하세요")

@@ -18,12 +18,11 @@ from tests.kits.trainer.runs import letter_tokenizer, save_policy
 from tests.kits.vllm_stub import KEY, NAME, VLLMStub
 from trainer.rl.config import LoraConfig, PolicyConfig, SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.engines.vllm import VLLMSampler
-from trainer.rl.engines.vllm_answers import FAULT_CAUSES
-from trainer.rl.engines.vllm_checks import probe_server
+from trainer.rl.engines.vllm_protocol import FAULT_CAUSES
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 #: Ways to train: adapters; all weights, on servers that label tokens; all weights, on others.

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trainer.rl.algorithms.algorithm import Algorithm, LossWeights, TokenBatch
-from trainer.rl.algorithms.ppo import clipped_surrogate
-from trainer.rl.ratios import mean_log_ratio, sequence_log_ratio
+from trainer.rl.algorithms.algorithm import (
+    Algorithm,
+    LossWeights,
+    TokenBatch,
+    clipped_surrogate,
+    mean_log_ratio,
+    sequence_log_ratio,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,12 +1,23 @@
 """Continuous batches: a row starts when another one ends, in this process.
 
-Each step admits waiting prompts and adds one token to all rows. Positions of rows are explicit, so
-that a row's place in the batch does not matter.
-Shapes: R rows, P tokens of the longest prompt, C columns of the cache, V vocabulary.
+From top to bottom: ids are chosen from logits; rows of different age share a cache; prompts wait in
+a queue; and a queue runs them as the rows of one batch. Each step admits waiting prompts and adds
+one token to all rows.
+
+An id depends on its row's logits and on one uniform number, not on the rows beside it. Positions of
+rows are explicit, so that a row's place in the batch does not matter. Rows end at the same column
+of the cache: a shorter row has unused columns on its left, which the attention mask hides.
+Attention depends on the distance between columns only, so that columns can be added and removed on
+the left.
+Shapes: B or R rows, P tokens of the longest prompt, C columns of the cache, V vocabulary.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,14 +27,316 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.rl.engines.prompt_queue import PromptQueue, QueuedPrompt
-from trainer.rl.engines.row_cache import RowCache, cache_parameter
-from trainer.rl.engines.token_chooser import TokenChooser, TokenStream
 from trainer.rl.forward import image_inputs, micro_batches
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 #: Padded tokens of the prompts that are read in one pass.
 PREFILL_TOKENS = 2**14
+
+
+class TokenStream:
+    """Holds the random numbers of one completion: a uniform number for each sampled token."""
+
+    def __init__(self, seed: int, temperature: float) -> None:
+        # torch's generator would use the low 32 bits of a seed only
+        self._generator = random.Random(seed)
+        self.temperature = temperature
+
+    def next_uniform(self) -> float:
+        """Return the next number of the stream, in [0, 1); greedy rows use none."""
+        if self.temperature == 0:
+            return 0.0
+        return self._generator.random()
+
+
+class TokenChooser:
+    """Applies temperatures, top_k and top_p to logits, and chooses an id of each row.
+
+    The id is the first whose cumulative probability exceeds the row's uniform number (inverse
+    transform sampling).
+    """
+
+    def __init__(self, top_p: float, top_k: int, banned_token_ids: Sequence[int]) -> None:
+        from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+        self._banned_ids = torch.tensor(banned_token_ids, dtype=torch.long)
+        self._cuts: list[Any] = []
+        if top_k > 0:
+            self._cuts.append(TopKLogitsWarper(top_k))
+        if top_p < 1:
+            self._cuts.append(TopPLogitsWarper(top_p))
+
+    def choose(
+        self, logits_BV: Tensor, uniforms: Sequence[float], temperatures: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the chosen ids [B], and their log-probabilities [B] in the resulting distribution.
+
+        uniforms: a number in [0, 1) for each row.
+        temperatures: of each row. 0 chooses the likeliest id, whose log-probability means nothing.
+        """
+        device = logits_BV.device
+        scores = logits_BV if logits_BV.dtype == torch.float64 else logits_BV.float()
+        if len(self._banned_ids):
+            scores = scores.index_fill(-1, self._banned_ids.to(device), -torch.inf)
+        if not any(temperatures):
+            ids = scores.argmax(-1)
+            return ids, torch.zeros_like(ids, dtype=scores.dtype)
+        divisors = torch.tensor([t or 1.0 for t in temperatures], dtype=scores.dtype)
+        scaled = scores / divisors.to(device)[:, None]
+        for cut in self._cuts:
+            scaled = cut(None, scaled)
+        # One softmax for both: on a CPU `log_softmax` takes ten times as long
+        probabilities = scaled.softmax(-1)
+        ids = invert_cumulative(probabilities, torch.tensor(uniforms, dtype=torch.float64))
+        logprobs = probabilities.gather(-1, ids[:, None])[:, 0].log()
+        if not all(temperatures):
+            greedy = torch.tensor([t == 0 for t in temperatures], device=device)
+            ids = torch.where(greedy, scores.argmax(-1), ids)
+        return ids, logprobs
+
+
+def invert_cumulative(probabilities_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+    """Return the first id [B] of each row whose cumulative probability exceeds its number.
+
+    The sums are of float64. An id of probability 0 is never returned, whatever their rounding.
+    Raises ValueError if the probabilities are not those of a distribution.
+    """
+    sums = probabilities_BV.cumsum(-1, dtype=torch.float64)
+    thresholds = uniforms_B.to(sums.device)[:, None] * sums[:, -1:]
+    ids = torch.searchsorted(sums, thresholds, right=True).clamp(max=sums.shape[-1] - 1)
+    if not bool((probabilities_BV.gather(-1, ids) > 0).all()):
+        # Parallel sums need not increase: an id of probability 0 can seem to raise them
+        ids = _first_possible(probabilities_BV, sums > thresholds)
+    return ids[:, 0]
+
+
+def _first_possible(probabilities_BV: Tensor, exceeds_BV: Tensor) -> Tensor:
+    """Return, of the ids of positive probability, the first [B, 1] that exceeds, else the last."""
+    is_possible = probabilities_BV > 0
+    if not bool(is_possible.any(-1).all()):
+        raise ValueError("logits: not finite. The model has diverged, or its precision is too low")
+    vocabulary = probabilities_BV.shape[-1]
+    last = vocabulary - 1 - is_possible.flip(-1).byte().argmax(-1, keepdim=True)
+    matches = is_possible & exceeds_BV
+    first = matches.byte().argmax(-1, keepdim=True)
+    return torch.where(matches.any(-1, keepdim=True), first, last)
+
+
+class RowCache:
+    """Holds the keys and values of a batch of rows, and adds and removes rows.
+
+    cache: what the model reads and extends.
+    num_columns: columns that the rows have, of which sliding layers keep the last ones.
+    """
+
+    def __init__(self, config: Any) -> None:
+        from trainer.rl.engines.block_cache import block_cache
+
+        self.cache: Any = block_cache(config)
+
+    @property
+    def num_columns(self) -> int:
+        """Return the number of columns, unused ones included."""
+        return int(self.cache.get_seq_length())
+
+    def append(self, other: RowCache) -> None:
+        """Add the rows of another cache, which must not be used afterwards, after these."""
+        num_columns = max(self.num_columns, other.num_columns)
+        for layer, added in zip(self.cache.layers, other.cache.layers, strict=True):
+            width = _width(layer, num_columns)
+            layer.keys = _stack(layer.keys, added.keys, width)
+            layer.values = _stack(layer.values, added.values, width)
+            added.keys = added.values = None
+            if layer.is_sliding:
+                layer.cumulative_length = num_columns
+
+    def keep_rows(self, rows: list[int]) -> None:
+        """Remove all rows but these."""
+        for layer in self.cache.layers:
+            indices = torch.tensor(rows, device=layer.keys.device)
+            layer.keys = layer.keys.index_select(0, indices)
+            layer.values = layer.values.index_select(0, indices)
+
+    def keep_columns(self, num_columns: int) -> None:
+        """Remove columns on the left if there are more than this."""
+        if num_columns >= self.num_columns:
+            return
+        for layer in self.cache.layers:
+            width = _width(layer, num_columns)
+            layer.keys = layer.keys[:, :, -width:]
+            layer.values = layer.values[:, :, -width:]
+            if layer.is_sliding:
+                layer.cumulative_length = num_columns
+
+
+def _width(layer: Any, num_columns: int) -> int:
+    """Return the number of columns that a layer stores."""
+    return min(num_columns, layer.sliding_window - 1) if layer.is_sliding else num_columns
+
+
+def _stack(upper: Tensor, lower: Tensor, width: int) -> Tensor:
+    """Return both batches [rows, heads, columns, size] as one, with zeros on the left."""
+    rows, heads, _, size = upper.shape
+    stacked = upper.new_zeros(rows + len(lower), heads, width, size)
+    stacked[:rows, :, width - upper.shape[2] :] = upper
+    stacked[rows:, :, width - lower.shape[2] :] = lower
+    return stacked
+
+
+def has_mergeable_cache(model: Any) -> bool:
+    """Return whether `RowCache` can hold the model's rows.
+
+    It cannot where a layer's state is unknown (linear attention, shared or static layers), nor
+    where positions cannot be given explicitly.
+    """
+    from transformers.cache_utils import DynamicSlidingWindowLayer
+
+    from trainer.rl.engines.block_cache import BlockLayer
+
+    parameters = signature(type(model).forward).parameters
+    config = model.config.get_text_config(decoder=True)
+    layer_types = getattr(config, "layer_types", None) or []
+    if (
+        "position_ids" not in parameters
+        or cache_parameter(model) is None
+        or model.config.is_encoder_decoder
+        or not model._supports_default_dynamic_cache()
+        or not set(layer_types) <= {"full_attention", "sliding_attention"}
+        or getattr(config, "attention_chunk_size", None) is not None
+    ):
+        return False
+    layers = RowCache(model.config).cache.layers
+    return all(
+        type(layer) is BlockLayer
+        or (type(layer) is DynamicSlidingWindowLayer and layer.sliding_window > 1)
+        for layer in layers
+    )
+
+
+def cache_parameter(model: Any) -> str | None:
+    """Return the name of the parameter of the model's `forward` that is its cache."""
+    parameters = signature(type(model).forward).parameters
+    names = ("cache", "past_key_values")  # the second before transformers 5.24
+    return next((name for name in names if name in parameters), None)
+
+
+@dataclass(eq=False, slots=True)
+class QueuedPrompt:
+    """Holds a prompt and the future of its completion."""
+
+    prompt: SeededPrompt
+    with_logprobs: bool
+    future: asyncio.Future[SampledCompletion] | Future[SampledCompletion]
+
+
+class PromptQueue(ABC):
+    """Completes prompts of one event loop, in steps that block it; other tasks run in between.
+
+    The steps run in the loop's own thread, as long as there is a prompt. So they have the autocast
+    state of the code that runs the loop, which must not change meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[QueuedPrompt] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @abstractmethod
+    def step(self) -> None:
+        """Make some progress, and set the results of finished prompts; without gradients."""
+
+    @abstractmethod
+    def running(self) -> list[QueuedPrompt]:
+        """Return the prompts that no longer wait and are not finished."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget the running prompts."""
+
+    async def complete(self, prompt: SeededPrompt, with_logprobs: bool) -> SampledCompletion:
+        """Return the completion of a prompt; an error of any step is raised here."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._move_to(loop)
+        future = loop.create_future()
+        self.waiting.append(QueuedPrompt(prompt, with_logprobs, future))
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._run())
+        return await future
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Serve another loop from now on: prompts of a closed one are lost."""
+        is_busy = self._task is not None and not self._task.done()
+        if is_busy and self._loop is not None and not self._loop.is_closed():
+            raise RuntimeError("complete: the sampler is in use in another event loop")
+        self.waiting.clear()
+        self.clear()
+        self._loop, self._task = loop, None
+
+    async def _run(self) -> None:
+        try:
+            while self._has_prompts():
+                with torch.no_grad():
+                    self.step()
+                await asyncio.sleep(0)
+            self.clear()  # the last rows would take memory until the next prompts
+        except Exception as error:
+            for queued in self._abandon():
+                queued.future.set_exception(error)
+        except BaseException:
+            for queued in self._abandon():
+                queued.future.cancel()
+            raise
+
+    def _has_prompts(self) -> bool:
+        """Remove prompts that nobody waits for any more, and return whether there are any."""
+        if any(queued.future.done() for queued in self.waiting):
+            self.waiting = deque(q for q in self.waiting if not q.future.done())
+        return bool(self.waiting) or any(not q.future.done() for q in self.running())
+
+    def _abandon(self) -> list[QueuedPrompt]:
+        """Remove all prompts, and return those that are not finished."""
+        prompts = [q for q in (*self.running(), *self.waiting) if not q.future.done()]
+        self.waiting.clear()
+        self.clear()
+        return prompts
+
+
+class BatchQueue(PromptQueue):
+    """Runs the prompts that wait as one fixed batch after another."""
+
+    def __init__(
+        self,
+        complete_batch: Callable[[Sequence[SeededPrompt], bool], list[SampledCompletion]],
+        batch_size: int,
+    ) -> None:
+        """Prepare to run batches.
+
+        complete_batch: returns the completions of prompts, with log-probabilities or without.
+        """
+        super().__init__()
+        self._complete_batch = complete_batch
+        self._batch_size = batch_size
+        self._batch: list[QueuedPrompt] = []
+
+    def step(self) -> None:
+        """Run one batch from its first token to its last."""
+        with_logprobs = self.waiting[0].with_logprobs
+        equal = [q for q in self.waiting if q.with_logprobs == with_logprobs]
+        self._batch = equal[: self._batch_size]
+        self.waiting = deque(q for q in self.waiting if q not in self._batch)
+        completions = self._complete_batch([q.prompt for q in self._batch], with_logprobs)
+        for queued, completion in zip(self._batch, completions, strict=True):
+            queued.future.set_result(completion)
+        self.clear()
+
+    def running(self) -> list[QueuedPrompt]:
+        """Return the prompts of the batch."""
+        return self._batch
+
+    def clear(self) -> None:
+        """Forget the batch."""
+        self._batch = []
 
 
 @dataclass(eq=False, slots=True)

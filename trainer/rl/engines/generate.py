@@ -16,13 +16,19 @@ from torch import Tensor, nn
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.engines.continuous import ContinuousQueue, left_padded
-from trainer.rl.engines.prompt_queue import BatchQueue, PromptQueue
-from trainer.rl.engines.row_cache import RowCache, cache_parameter, has_mergeable_cache
-from trainer.rl.engines.token_chooser import TokenChooser, TokenStream
+from trainer.rl.engines.continuous import (
+    BatchQueue,
+    ContinuousQueue,
+    PromptQueue,
+    RowCache,
+    TokenChooser,
+    TokenStream,
+    cache_parameter,
+    has_mergeable_cache,
+    left_padded,
+)
 from trainer.rl.forward import Image, image_inputs
-from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 

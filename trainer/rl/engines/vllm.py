@@ -27,7 +27,7 @@ again.
 
 Several servers: see trainer/rl/engines/vllm_pool.py. One that fails is left out, and takes part
 again when it completes a turn with the weights. What is no completion of the policy
-(trainer/rl/engines/vllm_answers.py) is counted, and the turn is sampled again.
+(trainer/rl/engines/vllm_protocol.py) is counted, and the turn is sampled again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from functools import partial
 from hashlib import blake2b
@@ -47,25 +47,34 @@ from uuid import uuid4
 import torch
 from torch import nn
 
+from scorekit.errors import UserError
 from scorekit.net.loops import LoopThread
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.engines.vllm_agreement import check_agreement, trial_turn
-from trainer.rl.engines.vllm_answers import FAULT_CAUSES, InvalidCompletion
-from trainer.rl.engines.vllm_bodies import Request, VLLMTurn, request, version_label
 from trainer.rl.engines.vllm_http import as_user_error, retry
 from trainer.rl.engines.vllm_pool import PooledServer, ServerPool
+from trainer.rl.engines.vllm_protocol import (
+    FAULT_CAUSES,
+    InvalidCompletion,
+    Request,
+    VLLMTurn,
+    request,
+    version_label,
+)
 from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync
 from trainer.rl.engines.vllm_turns import TurnRunner
 from trainer.rl.engines.vllm_weights import Weights, clean, save_weights
-from trainer.rl.forward import Image
-from trainer.rl.policy.tokens import embedding_rows
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.forward import Image, completion_logprobs
+from trainer.rl.policy import embedding_rows, unwrap_distributed
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+#: Largest mean |log pi trainer - log pi server| of a token for the same model. Kernels and bfloat16
+#: give hundredths.
+MOST_GAP = 0.3
 
 
 class VLLMSampler:
@@ -333,3 +342,45 @@ class VLLMSampler:
 
         groups = self._wait(ask_all())
         check_agreement(model, turn.ids, groups, self.banned_token_ids)
+
+
+def trial_turn(model: nn.Module) -> VLLMTurn:
+    """Return a turn of ids that any model has."""
+    rows = min(embedding_rows(unwrap_distributed(model)), 2**15)
+    gen_cfg = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
+    return VLLMTurn([(7919 * i) % rows for i in range(1, 17)], (), gen_cfg, 0, True, -1)
+
+
+def check_agreement(
+    model: nn.Module,
+    prompt: Sequence[int],
+    completions_by_url: Mapping[str, Sequence[SampledCompletion]],
+    banned_token_ids: Sequence[int],
+) -> None:
+    """Raise UserError if the log-probabilities of a server are those of another model.
+
+    All completions are read in one pass, so that processes that share weights make as many passes.
+    """
+    completions = [c for group in completions_by_url.values() for c in group]
+    with torch.no_grad():
+        logprobs_BT, _, mask_BT = completion_logprobs(
+            model,
+            [list(prompt)] * len(completions),
+            [completion.token_ids for completion in completions],
+            1.0,
+            0,
+            banned_token_ids=banned_token_ids,
+        )
+    trainer_rows = [row[mask].cpu() for row, mask in zip(logprobs_BT, mask_BT, strict=True)]
+    first = 0
+    for url, group in completions_by_url.items():
+        trainer_logprobs = torch.cat(trainer_rows[first : first + len(group)])
+        first += len(group)
+        server_logprobs = torch.tensor([value for c in group for value in c.logprobs or ()])
+        gap = (trainer_logprobs - server_logprobs).abs().mean().item()
+        if gap > MOST_GAP:
+            raise UserError(
+                f"generation.vllm.url: {url} serves another model than the policy: their "
+                f"log-probabilities differ by {gap:.2f} a token. Start it with policy.path"
+            )
+        log.info("%s and trainer differ by %.4f in a token's log-probability", url, gap)

@@ -18,8 +18,7 @@ from scorekit.net.addresses import address_of, client_url, proxy_note
 from scorekit.net.http_clients import async_client, read_whole
 from scorekit.net.masking import server_words
 from scorekit.net.retry import failure_of, retrying
-from trainer.rl.engines.vllm_answers import HINTS, InvalidCompletion, is_finished
-from trainer.rl.engines.vllm_bodies import IDS_ROUTE
+from trainer.rl.engines.vllm_protocol import HINTS, IDS_ROUTE, InvalidCompletion, is_finished
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -12,9 +12,9 @@ import httpx
 from tenacity import RetryCallState
 
 from scorekit.net.retry import failure_of, retrying
-from trainer.rl.engines.vllm_answers import UnknownWeights, update_of
 from trainer.rl.engines.vllm_http import UNFINISHED, VLLMError, as_user_error, is_away, retry
 from trainer.rl.engines.vllm_pool import PooledServer, ServerLost, ServerPool
+from trainer.rl.engines.vllm_protocol import UnknownWeights, update_of
 from trainer.rl.engines.vllm_weights import Weights, WeightUses
 
 log = logging.getLogger(__name__)

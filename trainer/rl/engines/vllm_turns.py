@@ -13,10 +13,15 @@ import httpx
 
 from scorekit.errors import UserError
 from trainer.rl.engines import vllm_sync
-from trainer.rl.engines.vllm_answers import HINTS, InvalidCompletion, completions
-from trainer.rl.engines.vllm_bodies import Request, VLLMTurn
 from trainer.rl.engines.vllm_http import VLLMError, as_user_error, may_sample_later, retry
 from trainer.rl.engines.vllm_pool import NoServer, PooledServer, ServerLost, ServerPool
+from trainer.rl.engines.vllm_protocol import (
+    HINTS,
+    InvalidCompletion,
+    Request,
+    VLLMTurn,
+    completions,
+)
 from trainer.rl.engines.vllm_sync import ATTEMPTS, RECENT_S, WeightSync, outage_reason
 from trainer.rl.engines.vllm_weights import Weights
 from trainer.rl.sampler import CompletionFailed, SampledCompletion

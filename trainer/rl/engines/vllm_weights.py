@@ -16,7 +16,7 @@ from torch import nn
 from scorekit.files import allow_readers
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.model_files import save_model
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.policy import unwrap_distributed
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from scorekit.rewards.rules import chrf
 from trainer.chat.render import render
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.evaluation.diagnostics import copied, repeated

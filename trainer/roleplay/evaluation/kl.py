@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ import torch
 from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck
 from trainer.rl.config import PolicyConfig
-from trainer.rl.policy.devices import prepare_torch
+from trainer.rl.devices import prepare_torch
 from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import checked_turn, load_train

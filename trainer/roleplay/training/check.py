@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from scorekit.report.findings import Check, Findings
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import stop_token_ids
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import in_both, load_held_out, load_train, missing_facts
 from trainer.roleplay.evaluation.evaluate import prompt_ids

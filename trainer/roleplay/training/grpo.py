@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from scorekit.errors import UserError
-from trainer.rl.policy.tokens import embedding_rows
+from trainer.rl.policy import embedding_rows
 from trainer.roleplay.turn import Message
 from trainer.runs.checkpoints.checkpoint import RandomState, put_random_state, random_state
 from trainer.runs.trl.arguments import learn_in_float32

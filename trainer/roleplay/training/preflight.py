@@ -14,7 +14,7 @@ from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck
 from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import Finding, findings_of, label_samples, refuse_errors
-from trainer.rl.policy.devices import autocast
+from trainer.rl.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of, in_both, load_held_out, load_train, missing_facts

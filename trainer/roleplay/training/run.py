@@ -19,8 +19,7 @@ from torch import nn
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
 from trainer.rl.barrier import ProcessStalled
-from trainer.rl.policy.adapters import adapter_config, check_adapters
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import adapter_config, check_adapters, stop_token_ids
 from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of

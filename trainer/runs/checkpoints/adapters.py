@@ -15,9 +15,7 @@ from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.torch_files import check_weight_files
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy.adapters import without_tie_warnings
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.models import holds_adapters
+from trainer.rl.policy import holds_adapters, load_policy, without_tie_warnings
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import check_origin, weight_origin
 

@@ -31,11 +31,8 @@ from scorekit.errors import UserError
 from scorekit.files import remove_folder, replacing_folder
 from scorekit.net.addresses import without_userinfo
 from scorekit.torch_files import check_torch_file, check_weight_files
-from trainer.rl.model_files import save_model
-from trainer.rl.policy.models import model_class
-from trainer.rl.policy.vision import takes_images
-from trainer.rl.policy.wrappers import unwrap_peft
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_model, save_tokenizer
+from trainer.rl.policy import model_class, takes_images, unwrap_peft
 from trainer.runs.config import DEFAULT_EVAL_SET
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from scorekit.errors import UserError
 from scorekit.files import replacing_folder
 from trainer.rl.config import PolicyConfig
 from trainer.rl.model_files import save_model
-from trainer.rl.policy.adapters import shared_layers, without_tie_warnings
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy, shared_layers, without_tie_warnings
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from scorekit.errors import ScorekitError
-from trainer.rl.policy.tokens import embedding_rows, stop_token_ids
+from trainer.rl.policy import embedding_rows, stop_token_ids
 
 #: Scripts, digits and code: what they have in common is that tokenizers treat them differently.
 _TEXTS = (

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.policy import unwrap_distributed
 from trainer.rl.update import learning_rate
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,

@@ -7,7 +7,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from scorekit.report.findings import Findings
-from trainer.rl.policy.devices import prepare_torch
+from trainer.rl.devices import prepare_torch
 from trainer.runs.config import MachineConfig, RunConfig
 from trainer.runs.memory import GIB, estimate_memory, free_memory
 

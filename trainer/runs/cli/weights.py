@@ -8,10 +8,15 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
-from trainer.rl.policy.adapters import with_adapters
-from trainer.rl.policy.models import check_4bit, check_folder, check_has_base_model, without_weights
-from trainer.rl.policy.vision import freeze_vision
-from trainer.rl.weight_files import count_weights
+from trainer.rl.model_files import count_weights
+from trainer.rl.policy import (
+    check_4bit,
+    check_folder,
+    check_has_base_model,
+    freeze_vision,
+    with_adapters,
+    without_weights,
+)
 from trainer.runs.checkpoints.checkpoint import model_folder
 
 

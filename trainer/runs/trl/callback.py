@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.policy import unwrap_peft
 from trainer.runs.trackers import track
 from trainer.runs.trl.run import TrlRun
 

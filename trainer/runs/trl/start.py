@@ -13,10 +13,10 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import LoraConfig
+from trainer.rl.devices import prepare_torch
 from trainer.rl.distributed import DistributedContext, FailedOnMain
 from trainer.rl.matmul import use_onednn
-from trainer.rl.policy.devices import prepare_torch
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 from trainer.runs.artifacts import Artifacts, Reports
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import (

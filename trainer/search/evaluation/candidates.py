@@ -9,11 +9,10 @@ from pathlib import Path
 
 from scorekit.errors import UserError
 from scorekit.net.addresses import address_of
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy.devices import autocast
-from trainer.rl.policy.tokens import stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.policy import stop_token_ids, unwrap_peft
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import PolicyInputs, inspect_policy

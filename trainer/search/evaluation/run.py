@@ -20,8 +20,8 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
 from scorekit.paid.account import BudgetExceeded
+from trainer.rl.devices import prepare_torch
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.devices import prepare_torch
 from trainer.runs.config import set_key
 from trainer.runs.evaluation.files import (
     AGAINST,

@@ -109,7 +109,7 @@ def _run_to_end(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     except RuntimeError:
         asyncio.run(work())
         return
-    from trainer.rl.policy.devices import current_autocast
+    from trainer.rl.devices import current_autocast
 
     state = current_autocast()
 

@@ -17,7 +17,7 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.chat.config import ChatConfig
 from trainer.chat.render import render
-from trainer.rl.policy.control_tokens import control_tokens
+from trainer.rl.control_tokens import control_tokens
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import SampledCompletion
 from trainer.search.actions import TAGS

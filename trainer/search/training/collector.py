@@ -12,8 +12,8 @@ import torch
 
 from scorekit.errors import IndexChanged, UserError
 from scorekit.seeds import stream_seed
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
 from trainer.runs.batches.batch import Batch, batch_indices

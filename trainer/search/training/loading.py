@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from scorekit.errors import UserError
 from scorekit.retrieval.wire import IndexInfo
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.tokens import stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.policy import stop_token_ids, unwrap_peft
 from trainer.runs.checkpoints.resume import prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights

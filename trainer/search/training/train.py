@@ -15,11 +15,11 @@ from typing import Any
 from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
-from trainer.rl.sharing.workload import Workload
+from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.batches.batch import Batch
 from trainer.runs.batches.buffer import RolloutBuffer

@@ -22,11 +22,10 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.prompts import load_postprocess
 from scorekit.report.progress import progress_bar
 from scorekit.seeds import stream_seed
+from trainer.rl.devices import autocast, prepare_torch
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy.devices import autocast, prepare_torch
-from trainer.rl.policy.tokens import stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.policy import stop_token_ids, unwrap_distributed
 from trainer.rl.sampler import SampledCompletion, Sampler, preserve_rng_state
 from trainer.runs.config import pinned_settings
 from trainer.runs.learner import Learner

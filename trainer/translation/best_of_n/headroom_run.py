@@ -24,9 +24,8 @@ from scorekit.paired import RESAMPLES, PairedStat
 from scorekit.report.page import write_html
 from scorekit.report.progress import progress_bar
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy.devices import autocast
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import pad_token_id
+from trainer.rl.devices import autocast
+from trainer.rl.policy import load_policy, pad_token_id
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.sampler import preserve_rng_state
 from trainer.runs.checkpoints.resume import weight_origin

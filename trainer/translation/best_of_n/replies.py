@@ -8,9 +8,8 @@ from jinja2 import TemplateError
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.rl.policy.control_tokens import control_tokens
-from trainer.rl.policy.tokens import stop_token_ids
-from trainer.rl.policy.wrappers import unwrap_distributed
+from trainer.rl.control_tokens import control_tokens
+from trainer.rl.policy import stop_token_ids, unwrap_distributed
 
 _TURN = {"role": "user", "content": "a"}
 _REPLY = {"role": "assistant", "content": "b"}

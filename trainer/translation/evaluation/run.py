@@ -20,11 +20,11 @@ from typing import TypeVar
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
 from trainer.rl.config import PolicyConfig
+from trainer.rl.devices import autocast, prepare_torch
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
-from trainer.rl.policy.devices import autocast, prepare_torch
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.policy import unwrap_peft
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.config import set_key
 from trainer.runs.evaluation.files import (

@@ -34,7 +34,7 @@ from tests.kits.hostile_texts import (
     searching,
     sources,
 )
-from trainer.rl.policy import control_tokens
+from trainer.rl import control_tokens
 from trainer.roleplay.korean import names
 from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.scoring import roles
@@ -61,10 +61,10 @@ PATTERN_EXAMPLES = {
         template_pattern(text) for text in TEMPLATES.values()
     ],
     ("scorekit.adapters.shared", "_compiled"): lambda: [],
-    ("trainer.rl.policy.control_tokens", "_mark_pattern"): lambda: [
+    ("trainer.rl.control_tokens", "_mark_pattern"): lambda: [
         control_tokens._mark_pattern(["[INST]", "[/INST]", "<<SYS>>"])
     ],
-    ("trainer.rl.policy.control_tokens", "_reading_pattern"): lambda: [
+    ("trainer.rl.control_tokens", "_reading_pattern"): lambda: [
         control_tokens._reading_pattern("</think>")
     ],
     ("trainer.roleplay.reply", "_speech"): lambda: [

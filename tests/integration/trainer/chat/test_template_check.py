@@ -11,7 +11,7 @@ import pytest
 
 from tests.kits.forked import completed
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text, turns
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
 
 ROW = {"messages": turns("안녕", '지민은 웃었다.\n"네 뷁"', "왜?", "그냥요 😀", system="시스템")}
 

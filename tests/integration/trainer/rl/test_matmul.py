@@ -13,8 +13,7 @@ from trainer.rl import matmul
 from trainer.rl.config import PolicyConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.matmul import OneDnnLinear, use_onednn
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.reference import Reference
+from trainer.rl.policy import Reference, load_policy
 
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]

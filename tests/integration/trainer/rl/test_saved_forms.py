@@ -15,9 +15,8 @@ from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, tiny_llam
 from trainer.rl.config import PolicyConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm_weights import save_weights
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import load_tokenizer
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
+from trainer.rl.policy import load_policy, load_tokenizer
 
 ROOT = Path(__file__).parents[4]
 TEXTS = [

@@ -19,12 +19,11 @@ from testing.servers import free_port, running_app, running_service
 from tests.kits.trainer.runs import example, letter_tokenizer, save_policy
 from tests.kits.vllm_stub import KEY, NAME, VLLMStub
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler
-from trainer.rl.engines.vllm_checks import probe_server
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 from trainer.translation.config import TranslationConfig
 from trainer.translation.train import train_translation

@@ -21,7 +21,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 from trainer.rl.sampler import Sampler
 
 CPU = torch.device("cpu")

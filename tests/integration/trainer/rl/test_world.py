@@ -27,7 +27,7 @@ from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.rl.config import PolicyConfig
 from trainer.rl.forward import micro_batches
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 
 ROOT = Path(__file__).parents[4]
 

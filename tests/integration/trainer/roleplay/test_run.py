@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from scorekit.errors import UserError
 from tests.kits.trainer.roleplay import TEMPLATE, turn, write_policy, write_turns
 from trainer.__main__ import app
-from trainer.rl.policy import loading
+from trainer.rl import policy
 from trainer.roleplay.__main__ import main
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.scoring import grounding
@@ -86,7 +86,7 @@ def test_the_requirements_command_trains_in_4_bits(run_files, tmp_path, capsys, 
 def test_an_adapter_that_trl_would_not_train_is_refused_before_loading(
     run_files, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(policy, "load_model", lambda *_: pytest.fail("weights were loaded"))
     lora = {"r": 2, "target_modules": ["q_proj", "lm_head"]}
     cfg = run_files.config(tmp_path / "run", policy__lora=lora)
     with pytest.raises(UserError, match="TRL, which trains this task, does not train an adapter"):

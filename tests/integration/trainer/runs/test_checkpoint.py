@@ -20,10 +20,8 @@ from tests.kits.packed import break_pickle, pack
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.runs import letter_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.reference import Reference
-from trainer.rl.policy.tokens import load_tokenizer, stop_token_ids
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
+from trainer.rl.policy import Reference, load_policy, load_tokenizer, stop_token_ids
 from trainer.runs.batches.batch import batch_indices
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,

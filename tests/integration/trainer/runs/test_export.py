@@ -22,10 +22,9 @@ from tests.kits.trainer.images import tiny
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy, tiny_llama
 from tests.kits.trainer.searching.policies import tiny_tokenizer
 from trainer.__main__ import app
+from trainer.rl import policy
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy import adapters
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.runs.checkpoints import export
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import checkpoints, load_checkpoint, save_processors
@@ -147,7 +146,7 @@ def test_a_version_that_cannot_read_a_checkpoint_says_so(tmp_path: Path) -> None
 def train_tied(folder: Path, monkeypatch: pytest.MonkeyPatch, targets: str) -> Path:
     """Run an update of adapters of tied weights, which earlier versions allowed."""
     with monkeypatch.context() as patch:
-        patch.setattr(adapters, "shared_layers", lambda _: {})
+        patch.setattr(policy, "shared_layers", lambda _: {})
         return train(folder, "policy.lora.r=4", f"policy.lora.target_modules={targets}")
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen3NextConfig
 from scorekit.errors import ScorekitError
 from tests.kits.trainer.runs import byte_level_tokenizer
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy.adapters import with_adapters
+from trainer.rl.policy import with_adapters
 from trainer.runs.checkpoints import export
 from trainer.runs.checkpoints.export_check import probe_ids
 

@@ -14,7 +14,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, noise_image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.trainer.sft import save_chat_model, sft_config, write_rows
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
 from trainer.runs.run_log import read_jsonl
 from trainer.sft.collate import Collator
 from trainer.sft.run import run_sft

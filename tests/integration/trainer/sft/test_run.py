@@ -22,7 +22,7 @@ from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import has_markers, marked
 from trainer.chat.render import render
-from trainer.rl.policy import loading
+from trainer.rl import policy
 from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.run_log import read_jsonl
 from trainer.sft.commands import debug
@@ -179,7 +179,7 @@ def test_an_export_keeps_the_mended_template_and_the_ends_of_sampling(
 def test_adapters_that_cannot_be_exported_or_trained_are_refused_before_loading(
     model: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(policy, "load_model", lambda *_: pytest.fail("weights were loaded"))
     targets: dict[str, Any] = {
         "policy": {"path": str(model), "lora": {"r": 2, "target_modules": ["lm_head"]}}
     }

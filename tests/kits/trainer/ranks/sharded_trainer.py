@@ -29,7 +29,7 @@ import trainer.search.training.train
 import trainer.translation.train
 from scorekit.config import load_config
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy.reference import Reference
+from trainer.rl.policy import Reference
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_train
 from trainer.translation.config import TranslationConfig

@@ -23,11 +23,11 @@ from tests.kits.trainer.images import rollouts as image_rollouts
 from tests.kits.trainer.images import tiny
 from tests.kits.trainer.ranks.sharded_trainer import ShardedWorld
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
+from trainer.rl import update as passes_module
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout, action_masks
-from trainer.rl.sharing import passes as passes_module
 from trainer.rl.update import ForwardOptions, accumulate_gradients, recompute_old_logprobs
 
 #: Prompt and completion tokens of texts: of very different lengths.

@@ -18,7 +18,7 @@ from tests.kits.trainer.runs import tiny_llama
 from tests.kits.trainer.searching.curated import searched, write_run
 from tests.kits.trainer.searching.finished import page
 from tests.kits.trainer.searching.policies import TINY_SIGHT, template, tiny_tokenizer
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
 from trainer.search.actions import Complete, Crop, Invalid, Search, parse
 from trainer.search.records import Question, Trajectory, Turn
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.searching.policies import tiny_tokenizer
-from trainer.rl.tokenizer_files import save_tokenizer
+from trainer.rl.model_files import save_tokenizer
 
 #: Kind -> the names of model, processor, and processor of videos, without which vLLM reads none.
 _CLASSES = {

@@ -33,8 +33,8 @@ from tests.kits.trainer.searching.policies import (
 from tests.kits.trainer.searching.seeing import ROOM, save_seeing, seeing
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
+from trainer.rl.model_files import save_tokenizer
 from trainer.rl.rollout import Rollout, action_masks
-from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.search.rollout.sampled import SampledPolicy
 
 PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall"}

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from scorekit.config import check_config, load_config
 from scorekit.errors import UserError
+from trainer.rl.algorithms.algorithm import ImportanceCorrection
 from trainer.rl.config import RLConfig, SamplingConfig, VLLMConfig
-from trainer.rl.ratios import ImportanceCorrection
 
 
 def config(**settings: Any) -> RLConfig:

@@ -25,8 +25,7 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.vision import freeze_vision, vision_parts
+from trainer.rl.policy import freeze_vision, load_policy, vision_parts
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import update_policy
 

@@ -17,11 +17,15 @@ from tests.kits.float64 import CLOSE, doubled, float64
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, token_advantages
 from trainer.rl.algorithms import ALGORITHMS
-from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.algorithm import (
+    ImportanceCorrection,
+    ImportanceMode,
+    LossWeights,
+    TokenBatch,
+)
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
-from trainer.rl.ratios import ImportanceCorrection, ImportanceMode
 from trainer.rl.rollout import Rollout, action_masks
 from trainer.rl.update import ForwardOptions, accumulate_gradients, update_policy
 

@@ -8,12 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.rl.advantage import kl_rewards
-from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.algorithm import (
+    ImportanceCorrection,
+    KLEstimator,
+    LossWeights,
+    TokenBatch,
+    kl_values,
+)
 from trainer.rl.algorithms.ppo import PPO
 from trainer.rl.algorithms.reinforce import Reinforce
+from trainer.rl.batch_advantages import kl_rewards
 from trainer.rl.loss import kl_loss, policy_loss
-from trainer.rl.ratios import ImportanceCorrection, KLEstimator, kl_values
 
 VOCABULARY = 4
 #: All sequences of two tokens.

@@ -11,11 +11,15 @@ from torch import Tensor
 
 from tests.kits.float64 import CLOSE, float64
 from trainer.rl.algorithms import ALGORITHMS
-from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.algorithm import (
+    ImportanceCorrection,
+    LossWeights,
+    TokenBatch,
+    masked_mean,
+)
 from trainer.rl.algorithms.ppo import PPO
 from trainer.rl.algorithms.reinforce import Reinforce
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_logprobs, token_normalizer
-from trainer.rl.ratios import ImportanceCorrection, masked_mean
 
 ON = torch.tensor([[True, True]])
 

@@ -17,7 +17,7 @@ from tests.kits.trainer.runs import (
     tiny_llama,
 )
 from trainer.rl.loss import token_logprobs
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import stop_token_ids
 from trainer.rl.rollout import logprob_rows
 from trainer.translation.config import GenerationConfig
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts

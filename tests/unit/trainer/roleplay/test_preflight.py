@@ -10,7 +10,7 @@ import pytest
 from scorekit.config import check_config
 from scorekit.errors import UserError
 from tests.kits.trainer.roleplay import turn, write_policy, write_turns
-from trainer.rl.policy.tokens import load_tokenizer
+from trainer.rl.policy import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of, load_train
 from trainer.roleplay.evaluation.evaluate import prompt_ids

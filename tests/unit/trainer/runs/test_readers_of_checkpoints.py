@@ -10,7 +10,7 @@ from transformers import Qwen2VLImageProcessor
 from tests.kits.trainer.images import tiny
 from tests.kits.trainer.searching.policies import tiny_tokenizer
 from trainer.rl.config import PolicyConfig
-from trainer.rl.policy.adapters import with_adapters
+from trainer.rl.policy import with_adapters
 from trainer.runs.checkpoints.checkpoint import save_processors
 
 SIZES = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 64}

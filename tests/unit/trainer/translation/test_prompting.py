@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from scorekit.errors import UserError
 from tests.kits.real_tokenizers import real_tokenizer, small_qwen
 from tests.kits.trainer.runs import byte_level_tokenizer, example, letter_tokenizer, tiny_llama
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import stop_token_ids
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example, chat_prompt, format_translation_prompt
 from trainer.translation.prompting import build_prompt, check_prompts, fitting_prompts

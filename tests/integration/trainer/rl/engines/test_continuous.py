@@ -28,9 +28,8 @@ from tests.kits.trainer.seeded_prompts import (
     seeded_sampler,
 )
 from trainer.rl.config import SamplingConfig
-from trainer.rl.engines.continuous import ContinuousQueue
+from trainer.rl.engines.continuous import ContinuousQueue, RowCache
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.engines.row_cache import RowCache
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 

@@ -23,8 +23,8 @@ from tests.kits.trainer.vllm_servers import policy as policy
 from tests.kits.vllm_stub import VLLMStub
 from trainer.rl.config import VLLMConfig
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.engines.vllm_answers import FAULT_CAUSES
-from trainer.rl.engines.vllm_checks import probe_server
+from trainer.rl.engines.choice import probe_server
+from trainer.rl.engines.vllm_protocol import FAULT_CAUSES
 from trainer.rl.sampler import CompletionFailed
 from trainer.translation.config import TranslationConfig
 from trainer.translation.train import train_translation

@@ -28,7 +28,7 @@ from tests.kits.trainer.vllm_servers import policy as policy
 from tests.kits.vllm_stub import NAME, VLLMStub
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines import vllm_sync
-from trainer.rl.engines.vllm_checks import probe_server
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
 EACH_MODE = pytest.mark.parametrize("mode", MODES)

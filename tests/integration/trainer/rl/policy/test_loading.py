@@ -22,14 +22,11 @@ from scorekit.errors import UserError
 from tests.kits.float64 import CLOSE, doubled, float64
 from tests.kits.trainer.images import tiny
 from tests.kits.trainer.runs import example, letter_tokenizer, rollout, save_policy
+from trainer.rl import policy
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy import loading
-from trainer.rl.policy.adapters import check_adapters
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.reference import Reference
-from trainer.rl.policy.wrappers import unwrap_peft
+from trainer.rl.policy import Reference, check_adapters, load_policy, unwrap_peft
 from trainer.rl.update import update_policy
 from trainer.translation.config import GenerationConfig
 from trainer.translation.rollouts import generate_rollouts
@@ -170,7 +167,7 @@ def test_target_modules_name_the_layers_that_learn(path: Path) -> None:
 def test_adapters_of_tied_weights_are_refused_before_any_are_loaded(
     path: Path, monkeypatch: pytest.MonkeyPatch, targets: Any, named: str, other: str
 ) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(policy, "load_model", lambda *_: pytest.fail("weights were loaded"))
     message = rf"target_modules: {named} has the same weight as {other} \(tied\)"
     with pytest.raises(UserError, match=message):
         load(path, lora=LORA | {"target_modules": targets})
@@ -317,7 +314,7 @@ def test_sampling_leaves_an_adapted_models_generation_settings_alone(path: Path)
 def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.rl.policy.models.find_spec", lambda name: None)
+    monkeypatch.setattr("trainer.rl.policy.find_spec", lambda name: None)
     cfg = PolicyConfig(path=str(tmp_path / "nowhere"), load_in_4bit=True, lora=LORA)
     with pytest.raises(UserError, match="bitsandbytes"):
         load_policy(cfg, CPU)

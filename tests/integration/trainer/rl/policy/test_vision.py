@@ -14,7 +14,7 @@ from tests.kits.trainer.images import KINDS, NEVER, PAD, rollouts, tiny
 from tests.kits.trainer.runs import letter_tokenizer, save_policy
 from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 from trainer.rl.update import update_policy
 from trainer.runs.cli.weights import check_model
 
@@ -95,7 +95,7 @@ def test_a_layer_that_only_images_pass_is_refused_before_weights_load(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Check the refusal: vLLM would silently ignore such an adapter."""
-    monkeypatch.setattr("trainer.rl.policy.loading.load_model", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("trainer.rl.policy.load_model", lambda *args: pytest.fail("loaded"))
     with pytest.raises(UserError, match=rf"policy\.lora\.target_modules: .*{named}.*stays frozen"):
         load_policy(policy_config(saved[kind], targets), CPU)
     with pytest.raises(UserError, match=r"target_modules: .*nothing"):
@@ -119,7 +119,7 @@ def test_names_of_a_text_model_are_looked_at_before_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_policy(tmp_path, letter_tokenizer())
-    monkeypatch.setattr("trainer.rl.policy.loading.load_model", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("trainer.rl.policy.load_model", lambda *args: pytest.fail("loaded"))
     with pytest.raises(UserError, match=r"target_modules: .*nothing"):
         load_policy(policy_config(path, ["nothing"]), CPU)
 

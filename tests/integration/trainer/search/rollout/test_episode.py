@@ -22,10 +22,9 @@ from tests.kits.trainer.searching.episodes import COMPLETE, ask, search
 from tests.kits.trainer.searching.pages import PagesHere
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import probe_server
 from trainer.rl.engines.vllm import VLLMSampler
-from trainer.rl.engines.vllm_checks import probe_server
-from trainer.rl.policy.loading import load_policy
-from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner

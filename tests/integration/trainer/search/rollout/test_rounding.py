@@ -22,7 +22,7 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import ForwardOptions, accumulate_gradients, update_policy
 from trainer.search.rollout.sampled import SampledPolicy

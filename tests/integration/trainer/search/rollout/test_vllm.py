@@ -23,7 +23,7 @@ from tests.kits.trainer.searching.policies import (
 from trainer.rl.config import PolicyConfig, SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 from trainer.rl.rollout import rollout_logprobs
 from trainer.search.rollout.sampled import SampledPolicy
 

@@ -27,7 +27,7 @@ from tests.kits.trainer.sft import sft_config
 from trainer.chat.config import ChatConfig
 from trainer.chat.labels import label
 from trainer.rl.config import SamplingConfig
-from trainer.rl.policy.tokens import load_tokenizer
+from trainer.rl.policy import load_tokenizer
 from trainer.search.config import SearchConfig
 from trainer.search.images.processor import load_reader
 from trainer.search.records import EpisodeReward, Trajectory

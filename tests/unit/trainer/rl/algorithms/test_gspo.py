@@ -14,13 +14,12 @@ from torch import Tensor
 from tests.kits.float64 import CLOSE, float64
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
-from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.algorithm import ImportanceCorrection, LossWeights, TokenBatch
 from trainer.rl.algorithms.gspo import GSPO
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.loss import policy_loss, sequence_normalizer
-from trainer.rl.ratios import ImportanceCorrection
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import (
     ForwardOptions,

@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.algorithm import ImportanceCorrection, LossWeights, TokenBatch
 from trainer.rl.algorithms.ppo import PPO
-from trainer.rl.ratios import ImportanceCorrection
 
 ON = torch.tensor([[True, True]])
 

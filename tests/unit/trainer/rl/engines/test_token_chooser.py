@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.rl.engines.token_chooser import TokenChooser, TokenStream, invert_cumulative
+from trainer.rl.engines.continuous import TokenChooser, TokenStream, invert_cumulative
 
 #: The largest number that a stream can give.
 LAST = 1 - 2**-53

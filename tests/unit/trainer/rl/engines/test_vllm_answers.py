@@ -10,19 +10,17 @@ from typing import Any
 import pytest
 
 from trainer.rl.config import SamplingConfig
-from trainer.rl.engines.vllm_answers import (
+from trainer.rl.engines.vllm_protocol import (
     FAULT_CAUSES,
     HINTS,
-    MAX_LOGPROB,
-    InvalidCompletion,
-    UnknownWeights,
-    completions,
-)
-from trainer.rl.engines.vllm_bodies import (
     IDS_ROUTE,
+    MAX_LOGPROB,
     TEXT_ROUTE,
+    InvalidCompletion,
     Request,
+    UnknownWeights,
     VLLMTurn,
+    completions,
     request,
     version_label,
 )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.kits.float64 import CLOSE
 from trainer.rl.algorithms import ALGORITHMS
+from trainer.rl.algorithms.algorithm import ImportanceCorrection, ImportanceMode
 from trainer.rl.config import RLConfig
-from trainer.rl.ratios import ImportanceCorrection, ImportanceMode
 
 MODES: tuple[ImportanceMode, ...] = (
     "token_truncate",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.rl.forward import micro_batches
-from trainer.rl.sharing.passes import own_micro_batches, padded_tokens, share_sequences
+from trainer.rl.update import own_micro_batches, padded_tokens, share_sequences
 
 LENGTHS = st.lists(st.integers(2, 3000), min_size=1, max_size=40)
 

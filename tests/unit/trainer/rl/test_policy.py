@@ -7,7 +7,7 @@ import torch
 
 from tests.kits.trainer.roleplay import write_policy
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy import load_policy
 
 
 def gradients(model):

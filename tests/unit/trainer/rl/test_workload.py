@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scorekit.errors import UserError
 from trainer.rl.config import RLConfig
-from trainer.rl.sharing.workload import Workload
+from trainer.rl.workload import Workload
 
 
 def translation(samples: int = 4, **rl: Any) -> Workload:

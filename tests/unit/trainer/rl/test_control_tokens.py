@@ -14,7 +14,7 @@ from transformers import AddedToken, ByT5Tokenizer, PreTrainedTokenizerFast
 from scorekit.errors import UserError
 from tests.kits.real_tokenizers import real_tokenizer, small_qwen
 from tests.kits.trainer.chat import byte_tokenizer, template_text
-from trainer.rl.policy.control_tokens import ControlTokens, control_tokens
+from trainer.rl.control_tokens import ControlTokens, control_tokens
 
 #: Templates in the forms of several families. Their marks are tokens of the tokenizer, or text.
 MISTRAL = (

@@ -1,1 +1,0 @@
-"""The model that is trained: loading, adapters, image parts, tokenizer and reference."""
