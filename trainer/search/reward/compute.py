@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log2
 
+from trainer.search.config import GoldUnit, SearchRewardConfig
 from trainer.search.records import (
     EpisodeReward,
     GeneratedAnswer,
@@ -12,7 +13,6 @@ from trainer.search.records import (
     Question,
     Trajectory,
 )
-from trainer.search.reward.config import GoldUnit, SearchRewardConfig
 
 NO_GOLD = "the question names no gold page"
 

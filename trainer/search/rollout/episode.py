@@ -17,8 +17,8 @@ from typing import Any
 
 from scorekit.net.loop_thread import LoopThread
 from scorekit.net.tasks import gather_or_cancel
+from trainer.search.config import EpisodeConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.policies import Policy
 from trainer.search.rollout.state import EpisodeState, add_turn
 from trainer.search.rollout.tools import MAX_TOOL_CALLS, PageSource, SearchTools

@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
+from trainer.search.config import EpisodeConfig
 from trainer.search.records import ActionName, EndName, ImageView, Trajectory, Turn
-from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.policies import TurnOutput, TurnRequest
 from trainer.search.rollout.prompt import ActionForm, Message, observed, opening
 from trainer.search.rollout.tools import SearchTools, ToolCall, ToolResult

@@ -13,8 +13,8 @@ import pytest
 from scorekit.errors import UserError
 from testing.servers import wait_until
 from tests.kits.trainer.searching.finished import episode, question
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Trajectory
-from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
