@@ -28,7 +28,8 @@ from trainer.rl.sampler import CompletionFailed, SeededPrompt
 from trainer.search.config import EpisodeConfig, SightConfig
 from trainer.search.images.processor import ImageProcessor
 from trainer.search.records import Question
-from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.rollout.episode import TurnRequest
+from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.rollout.prompt import conversation, template_messages
 from trainer.search.rollout.sampled import SampledPolicy, check_sight, context_of
 
