@@ -12,7 +12,7 @@ from uuid import uuid4
 from trainer.search.environment.observation import EpisodeResult, Observation
 from trainer.search.environment.services import EnvironmentServices
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.compute import skip_reward, with_reward
+from trainer.search.reward import skip_reward, with_reward
 from trainer.search.rollout.episode import EpisodeState, TurnOutput, add_turn
 
 

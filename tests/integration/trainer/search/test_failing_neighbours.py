@@ -25,8 +25,7 @@ from trainer.search.answer.config import AnsweringConfig, MoneyConfig, PriceConf
 from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.config import SearchRewardConfig
 from trainer.search.records import Trajectory
-from trainer.search.reward.stats import group_rewards
-from trainer.search.reward.stream import RewardStream
+from trainer.search.reward import RewardStream, group_rewards
 
 PATIENCE_S = 120.0
 MARK = "sick"

@@ -21,7 +21,7 @@ from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import question
 from trainer.search.config import EpisodeConfig, SearchRewardConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stream import RewardStream
+from trainer.search.reward import RewardStream
 from trainer.search.rollout.episode import TurnRequest, run_episodes
 from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.trajectories.store import TrajectoryStore

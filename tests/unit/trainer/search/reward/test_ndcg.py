@@ -10,7 +10,7 @@ import pytest
 
 from tests.kits.trainer.searching.finished import crop, episode, page, question
 from trainer.search.config import GoldUnit
-from trainer.search.reward.compute import ndcg
+from trainer.search.reward import ndcg
 
 
 def ndcg_of_ranks(golds: int, found_at: tuple[int, ...], count: int = 6) -> float | None:
