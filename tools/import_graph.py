@@ -90,7 +90,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.roleplay.__main__ trainer.roleplay.cli trainer.roleplay.calibration.command",
     },
     "trainer.search": {
-        "records, data": "trainer.search",
+        "config, records, data": "trainer.search trainer.search.answer.config",
         "images": "trainer.search.images",
         "rollout": "trainer.search.rollout",
         "answer": "trainer.search.answer",
@@ -98,8 +98,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trajectories": "trainer.search.trajectories",
         "stats": "trainer.search.evaluation.stats trainer.search.evaluation.episode_values "
         "trainer.search.evaluation",
-        "config, services": "trainer.search.config trainer.search.training.config "
-        "trainer.search.data trainer.search.services trainer.search.local_policy "
+        "services": "trainer.search.services trainer.search.local_policy "
         "trainer.search.episode_runner trainer.search.training.loading "
         "trainer.search.rollout.watched_retriever",
         "environment": "trainer.search.environment",

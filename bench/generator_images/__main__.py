@@ -45,9 +45,8 @@ from scorekit.retrieval.client import Retriever
 from testing.processes import running_service, serving
 from trainer.search.answer.config import MAX_PIXELS, AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
-from trainer.search.config_data import SearchData
+from trainer.search.config import SearchData, SightConfig
 from trainer.search.data import load_questions
-from trainer.search.images.config import SightConfig
 from trainer.search.images.image_data import displayed_size
 from trainer.search.images.views import page_view
 from trainer.search.records import Question, Trajectory

@@ -14,9 +14,9 @@ from PIL import Image
 from demo.search.policy import NAME as SEARCHER
 from demo.search.reading import WIDTH, Reader, Sight
 from scorekit.llm import LLMClient, Sampling
+from trainer.search.config import EpisodeConfig
 from trainer.search.images.views import ShownImage, page_view
 from trainer.search.records import Question, Trajectory, Turn
-from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.episode import run_episodes
 from trainer.search.rollout.policies import ChatPolicy
 from trainer.search.rollout.tools import PageSource

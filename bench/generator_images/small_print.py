@@ -9,7 +9,7 @@ from typing import Any
 
 from demo.search.answer_keys import FINAL_KEYS, KEYS, Spot, read_keys
 from demo.search.reading import CORPUS, FINAL_CORPUS, WIDTH, Page, Reader
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.views import ShownImage, crop_view, page_view
 from trainer.search.records import Question, Region
 from trainer.search.rollout.tools import PageSource

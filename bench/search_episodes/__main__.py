@@ -29,13 +29,12 @@ from scorekit.retrieval.wire import IndexInfo, Page, PageHit, TextBox
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
-from trainer.search.images.config import SightConfig
+from trainer.search.config import EpisodeConfig, SightConfig
 from trainer.search.images.views import ShownImage, crop_view, page_view
 from trainer.search.records import Question, Trajectory
-from trainer.search.rollout.config import EpisodeConfig
-from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode import Policy, TurnRequest, run_episodes
 from trainer.search.rollout.episode_tokens import TurnTokenizer
-from trainer.search.rollout.policies import Policy, ScriptPolicy, TurnRequest
+from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.rollout.sampled import SampledPolicy
 
 TURNS, PAGES = 7, 20

@@ -86,7 +86,7 @@ def scorekit_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     cfg = search_config(sizes, retriever, folder)
     with (
-        mock.patch("trainer.search.reward.stream.with_reward", _text_reward),
+        mock.patch("trainer.search.reward.with_reward", _text_reward),
         timed_updates() as ends,
     ):
         artifacts = run_search(load_train(cfg), {}, cfg)

@@ -38,9 +38,9 @@ from bench.search_stream.servers import (
 )
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import ImageView, Question, Trajectory, Turn
-from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.stream import RewardStream
+from trainer.search.reward import RewardStream
 
 PATIENCE_S = 120.0
 

@@ -31,10 +31,9 @@ from scorekit.llm import LLMClient, Sampling
 from testing.servers import running_app
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.config import EpisodeConfig, SearchRewardConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.stream import RewardStream
-from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.reward import RewardStream
 from trainer.search.rollout.episode import run_trajectories
 from trainer.search.rollout.policies import ChatPolicy
 from trainer.search.rollout.tools import SearchTools

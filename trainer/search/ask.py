@@ -7,9 +7,8 @@ from pathlib import Path
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from trainer.search.config import SearchConfig
+from trainer.search.config import SearchConfig, SearchRewardConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.rollout.episode import run_episodes
 from trainer.search.services import has_page, open_policy_and_services, run_name
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore

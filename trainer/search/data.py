@@ -25,8 +25,7 @@ from trainer.runs.readers import (
     shortened,
     text_cell,
 )
-from trainer.search.config import SearchConfig
-from trainer.search.config_data import COLUMNS, SearchData
+from trainer.search.config import COLUMNS, SearchConfig, SearchData
 from trainer.search.records import Question
 
 log = logging.getLogger(__name__)

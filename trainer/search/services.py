@@ -19,8 +19,9 @@ from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
 from trainer.search.answer.pipeline import AnswerPipeline, answers_location
 from trainer.search.config import PolicyServerConfig, SearchConfig
-from trainer.search.reward.stream import RewardStream
-from trainer.search.rollout.policies import ChatPolicy, Policy
+from trainer.search.reward import RewardStream
+from trainer.search.rollout.episode import Policy
+from trainer.search.rollout.policies import ChatPolicy
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from demo.train.search.scripts import Scripts
 from scorekit.retrieval.client import Retriever
 from testing.processes import running_service
 from trainer.chat.config import ChatConfig
+from trainer.search.config import EpisodeConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.episode import run_episodes
 from trainer.search.rollout.episode_tokens import TurnTokenizer
 from trainer.search.rollout.policies import ScriptPolicy

@@ -34,9 +34,8 @@ from demo.train.search.scripts import any_style, search_turn
 from demo.train.search.tokenizer import new_tokenizer
 from scorekit.command import run_command
 from scorekit.config import load_config
-from trainer.search.config import SearchConfig
+from trainer.search.config import EpisodeConfig, SearchConfig
 from trainer.search.records import Trajectory
-from trainer.search.rollout.config import EpisodeConfig
 
 CONFIG = ROOT / "configs/search/demo_phase1.yaml"
 COMMON = ROOT / "demo/data/sft.jsonl"

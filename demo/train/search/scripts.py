@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from demo.train.search.questions import bare
-from trainer.search.rollout.policies import TurnRequest
+from trainer.search.rollout.episode import TurnRequest
 
 #: Which words of the question make a query, and how often. The first ones say nothing.
 STYLES: Final[dict[str, Callable[[Sequence[str], random.Random], Sequence[str]]]] = {

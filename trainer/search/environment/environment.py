@@ -1,6 +1,6 @@
 """The search episode as an environment: a question, turns of any policy, and a reward.
 
-It plays by `trainer/search/rollout/state.py`, as our own trainer does.
+It plays by `trainer/search/rollout/episode.py`, as our own trainer does.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from uuid import uuid4
 from trainer.search.environment.observation import EpisodeResult, Observation
 from trainer.search.environment.services import EnvironmentServices
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.compute import skip_reward, with_reward
-from trainer.search.rollout.policies import TurnOutput
-from trainer.search.rollout.state import EpisodeState, add_turn
+from trainer.search.reward import skip_reward, with_reward
+from trainer.search.rollout.episode import EpisodeState, TurnOutput, add_turn
 
 
 class SearchEnvironment:

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
-from trainer.search.config import SearchConfig
-from trainer.search.config_data import SearchData
+from trainer.search.config import SearchConfig, SearchData
 from trainer.search.data import question_from_row
 from trainer.search.environment.observation import Observation
 from trainer.search.records import Question

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
-from trainer.search.reward.stream import RewardStream
+from trainer.search.reward import RewardStream
 from trainer.search.rollout.prompt import ActionForm
 from trainer.search.rollout.tools import MAX_TOOL_CALLS, SearchTools
 from trainer.search.rollout.watched_retriever import WatchedRetriever

@@ -26,7 +26,7 @@ from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices, open_environment_services
 from trainer.search.images.image_data import read_image
 from trainer.search.records import Question
-from trainer.search.reward.stats import PARTS
+from trainer.search.reward import PARTS
 from trainer.search.rollout.prompt import Message, chat_messages, opening
 
 #: The answer to a call after the end. It is the same for every end, also where a service failed.

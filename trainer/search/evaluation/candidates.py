@@ -16,7 +16,7 @@ from trainer.rl.policy import stop_token_ids, unwrap_peft
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import PolicyInputs, inspect_policy
-from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.episode import Policy
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.services import open_policy
 

@@ -13,7 +13,7 @@ from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.compare import episodes_of
 from trainer.search.evaluation.stats import compute_stats, stats_by
 from trainer.search.records import Question, Trajectory
-from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.episode import Policy
 
 #: Stats that come last in a report.
 _LAST_STATS = ("samples", "reward_mean", "reward_coverage")

@@ -16,8 +16,7 @@ from trainer.search.actions import DETAILS
 from trainer.search.evaluation.episode_values import VALUES, own_turns
 from trainer.search.images.views import CropErrorReason
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.compute import NO_GOLD
-from trainer.search.reward.stats import reward_stats
+from trainer.search.reward import NO_GOLD, reward_stats
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")

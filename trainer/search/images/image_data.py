@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from scorekit.errors import ScorekitError
 from scorekit.numeric import above
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from scorekit.retrieval.wire import Page, TextBox
 from scorekit.text.chat_marks import neutral
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.image_data import ImageError
 from trainer.search.images.views import in_frame
 from trainer.search.records import ImageView, Region

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from scorekit.errors import UserError
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.image_data import ImageError, read_image
 from trainer.search.images.views import ShownImage
 

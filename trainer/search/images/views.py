@@ -11,7 +11,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Literal
 
 from scorekit.numeric import above
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.image_data import (
     ImageError,
     displayed_size,

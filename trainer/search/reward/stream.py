@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from scorekit.net.loops import LoopThread
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
-from trainer.search.reward.compute import skip_reward, with_reward
-from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.stats import step_stats
+from trainer.search.reward import skip_reward, step_stats, with_reward
 
 if TYPE_CHECKING:
     from trainer.search.answer.pipeline import AnswerPipeline

@@ -1,4 +1,4 @@
-"""The base class of policies, and two policies that need no weights in this process.
+"""Two policies that need no weights in this process: a function, and a model behind a server.
 
 The policy that is trained is in trainer/search/rollout/sampled.py.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from scorekit.llm import LLMClient, LLMError, Sampling
@@ -18,56 +18,13 @@ from scorekit.llm.wire import unfinished_reason
 from scorekit.net.loops import ForkSafeClient
 from scorekit.seeds import stream_seed
 from trainer.search.actions import THINK
-from trainer.search.records import EndName, TokenRecord
-from trainer.search.rollout.prompt import Message, chat_messages
+from trainer.search.records import EndName
+from trainer.search.rollout.episode import Policy, TurnOutput, TurnRequest
+from trainer.search.rollout.prompt import chat_messages
 
 log = logging.getLogger(__name__)
 #: Max characters of a server's error message.
 LONGEST_DETAIL = 300
-
-
-@dataclass(frozen=True, slots=True)
-class TurnRequest:
-    """A request for a turn of an episode. turn: its number, from 1. messages: all so far.
-    temperature: of the row; None: the policy's default. tokens_left: max tokens of the turn."""
-
-    trajectory_id: str
-    turn: int
-    messages: Sequence[Message]
-    temperature: float | None
-    tokens_left: int
-
-
-@dataclass(frozen=True, slots=True)
-class TurnOutput:
-    """The text of a turn. tokens: their number; None: unknown. end: the reason if there is no
-    turn; detail: its message. seconds: its duration; None: the time that its caller waited."""
-
-    text: str = ""
-    tokens: int | None = None
-    end: EndName | None = None
-    detail: str = ""
-    seconds: float | None = None
-
-
-class Policy:
-    """A policy: it writes the turns of episodes, of many at the same time."""
-
-    name: str
-
-    def start(self, trajectory_ids: Sequence[str]) -> None:
-        """Prepare for episodes that now run at the same time, in this order."""
-
-    async def turn(self, request: TurnRequest) -> TurnOutput:
-        """Return the next turn of an episode."""
-        raise NotImplementedError
-
-    def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Return the ids of a finished episode, which the policy may forget; None: no ids."""
-        return None
-
-    def end(self) -> None:
-        """Take note that all episodes of the last `start` have ended."""
 
 
 class ScriptPolicy(Policy):

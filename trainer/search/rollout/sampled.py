@@ -14,11 +14,12 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
+from trainer.search.config import EpisodeConfig
 from trainer.search.records import TokenRecord
-from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import Policy, TurnOutput, TurnRequest
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.fixed_batches import FixedBatches
-from trainer.search.rollout.policies import LONGEST_DETAIL, Policy, TurnOutput, TurnRequest
+from trainer.search.rollout.policies import LONGEST_DETAIL
 
 
 class TurnSampler(Protocol):

@@ -16,7 +16,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit
-from trainer.search.reward.stream import TICK_S, WaitAborted
+from trainer.search.reward import TICK_S, WaitAborted
 from trainer.search.rollout.tools import MAX_TOOL_CALLS, PageSource
 
 T = TypeVar("T")

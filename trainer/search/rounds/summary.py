@@ -10,7 +10,7 @@ from typing import Any
 from scorekit.documents import read_json
 from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.run_log import read_jsonl
-from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.steps import StepRecord, read_steps
 from trainer.search.steps.table import IN_ROUND

@@ -30,10 +30,9 @@ from scorekit.errors import UserError
 from scorekit.numeric import below
 from trainer.rl.sampler import SampledCompletion
 from trainer.search.actions import TAGS
-from trainer.search.config import SearchConfig
+from trainer.search.config import EpisodeConfig, SearchConfig
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Trajectory
-from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.prompt import Message, conversation, template_messages
 from trainer.search.trajectories.exports import NOTHING, new_folder

@@ -9,8 +9,7 @@ from pydantic import Field, field_validator
 from scorekit.config import Config
 from scorekit.paid.answers import check_location
 from trainer.search.answer.config import SEARCH, AnsweringConfig
-from trainer.search.config import RetrieverConfig
-from trainer.search.config_data import SearchData
+from trainer.search.config import RetrieverConfig, SearchData
 
 
 class SharedConfig(Config):

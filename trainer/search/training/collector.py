@@ -25,8 +25,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stats import without_spread
-from trainer.search.reward.stream import WaitAborted
+from trainer.search.reward import WaitAborted, without_spread
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner

@@ -37,8 +37,7 @@ from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions,
 from trainer.search.evaluation.stats import compute_stats, table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stats import answer_stats, step_stats, without_spread
-from trainer.search.reward.stream import WaitAborted
+from trainer.search.reward import WaitAborted, answer_stats, step_stats, without_spread
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.advantages import episode_advantages

@@ -15,7 +15,7 @@ from trainer.search.actions import Invalid, Search, parse
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import local_policy
 from trainer.search.records import Question
-from trainer.search.rollout.policies import TurnOutput, TurnRequest
+from trainer.search.rollout.episode import TurnOutput, TurnRequest
 from trainer.search.rollout.prompt import opening
 
 SAMPLES = 4

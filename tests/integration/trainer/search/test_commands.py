@@ -16,7 +16,7 @@ from tests.kits.service_process import wait_until
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack, hanging_generator
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
-from trainer.search.reward.compute import with_reward
+from trainer.search.reward import with_reward
 from trainer.search.trajectories.store import TrajectoryStore
 
 #: One episode of each question.

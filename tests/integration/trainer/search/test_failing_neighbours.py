@@ -23,10 +23,9 @@ from testing.servers import running_app, wait_ready, wait_until
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig, PriceConfig
 from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import Trajectory
-from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.stats import group_rewards
-from trainer.search.reward.stream import RewardStream
+from trainer.search.reward import RewardStream, group_rewards
 
 PATIENCE_S = 120.0
 MARK = "sick"

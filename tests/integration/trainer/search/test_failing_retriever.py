@@ -19,12 +19,11 @@ from testing.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import question
+from trainer.search.config import EpisodeConfig, SearchRewardConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.stream import RewardStream
-from trainer.search.rollout.config import EpisodeConfig
-from trainer.search.rollout.episode import run_episodes
-from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.reward import RewardStream
+from trainer.search.rollout.episode import TurnRequest, run_episodes
+from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.trajectories.store import TrajectoryStore
 
 PATIENCE_S = 120.0

@@ -18,7 +18,7 @@ from trainer.search import services as services_module
 from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
-from trainer.search.reward.stats import answer_stats
+from trainer.search.reward import answer_stats
 from trainer.search.services import open_services
 
 

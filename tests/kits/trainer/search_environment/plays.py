@@ -31,8 +31,8 @@ from trainer.search.environment.environment import SearchEnvironment
 from trainer.search.environment.observation import EpisodeResult
 from trainer.search.environment.services import EnvironmentServices
 from trainer.search.records import Question
-from trainer.search.rollout.episode import run_episodes
-from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.rollout.episode import TurnRequest, run_episodes
+from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.services import open_services
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.kits.trainer.searching.pages import PagesHere
+from trainer.search.config import EpisodeConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.rollout.config import EpisodeConfig
-from trainer.search.rollout.episode import run_episodes
-from trainer.search.rollout.policies import Policy, ScriptPolicy, TurnRequest
+from trainer.search.rollout.episode import Policy, TurnRequest, run_episodes
+from trainer.search.rollout.policies import ScriptPolicy
 
 COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
 

@@ -19,7 +19,7 @@ from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.processor import ImageProcessor
 from trainer.search.rollout.episode_tokens import TurnTokenizer
 

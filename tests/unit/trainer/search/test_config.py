@@ -10,8 +10,7 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.runs.config import check_config
 from trainer.search.ask import reward_of_one
-from trainer.search.config import SearchConfig
-from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.config import SearchConfig, SearchRewardConfig
 from trainer.search.services import open_policy
 
 

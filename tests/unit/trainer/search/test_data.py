@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from scorekit.errors import UserError
-from trainer.search.config_data import SearchData
+from trainer.search.config import SearchData
 from trainer.search.data import (
     check_gold,
     gold_pages,

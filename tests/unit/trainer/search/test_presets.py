@@ -15,7 +15,7 @@ from trainer.chat.render import render
 from trainer.rl.forward import micro_batches
 from trainer.search.config import SearchConfig
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Question, Trajectory, Turn
-from trainer.search.reward.compute import with_reward
+from trainer.search.reward import with_reward
 from trainer.search.rollout.prompt import opening, template_messages
 
 CONFIGS = Path(__file__).parents[4] / "configs/search"
@@ -160,7 +160,7 @@ def test_the_page_says_what_a_forced_end_earns(row: list[str], monkeypatch: Any)
     name, end, score, published, local = row
     kind, value = score.split()
     if kind == "NDCG":
-        monkeypatch.setattr("trainer.search.reward.compute.ndcg", lambda *_: float(value))
+        monkeypatch.setattr("trainer.search.reward.ndcg", lambda *_: float(value))
     names = [name] if name == "phase1" else ["focused_r1", "focused_r2", "focused_r3"]
     assert name in ("phase1", "focused_")  # its star is stripped with the bold numbers
     for preset_name in names:

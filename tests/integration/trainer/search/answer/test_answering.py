@@ -15,7 +15,7 @@ from testing.judge import running_judge
 from testing.servers import free_port
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
 from trainer.search.answer.config import WITHOUT_IMAGES
-from trainer.search.reward.stats import answer_stats
+from trainer.search.reward import answer_stats
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.data import hold_against_index, load_train
 from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.reward.stream import RewardStream
-from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.reward import RewardStream
+from trainer.search.rollout.episode import TurnRequest
+from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.services import has_page
 from trainer.search.trajectories.store import TrajectoryStore
 

@@ -25,11 +25,11 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.rollout import rollout_logprobs
 from trainer.rl.sampler import CompletionFailed, SeededPrompt
-from trainer.search.images.config import SightConfig
+from trainer.search.config import EpisodeConfig, SightConfig
 from trainer.search.images.processor import ImageProcessor
 from trainer.search.records import Question
-from trainer.search.rollout.config import EpisodeConfig
-from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.rollout.episode import TurnRequest
+from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.rollout.prompt import conversation, template_messages
 from trainer.search.rollout.sampled import SampledPolicy, check_sight, context_of
 

@@ -31,7 +31,7 @@ from trainer.rl.policy import load_tokenizer
 from trainer.search.config import SearchConfig
 from trainer.search.images.processor import load_reader
 from trainer.search.records import EpisodeReward, Trajectory
-from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.episode import Policy
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.steps.sft_rows import ROWS, Ended, SftExport, export_sft
 from trainer.search.trajectories.store import TrajectoryStore

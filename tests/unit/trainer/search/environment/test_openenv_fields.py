@@ -9,8 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from tests.kits.trainer.openenv.bodies import RECORDED, observations
-from trainer.search.config import SearchConfig
-from trainer.search.config_data import SearchData
+from trainer.search.config import SearchConfig, SearchData
 from trainer.search.environment.openenv_fields import (
     QuestionChoice,
     longest_turn_s,

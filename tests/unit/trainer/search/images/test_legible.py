@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.retrieval.wire import Page, TextBox
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.image_data import ImageError
 from trainer.search.images.legible import legible_lines
 from trainer.search.images.views import crop_region, in_frame

@@ -16,7 +16,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.searching.pages import PagesHere
 from tests.kits.trainer.searching.policies import TINY_SIGHT
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.image_data import ImageError, read_image
 from trainer.search.images.processor import ImageProcessor, ProcessedImage, load_reader
 from trainer.search.images.views import page_view

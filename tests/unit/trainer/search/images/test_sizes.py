@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from transformers import Qwen2VLImageProcessor
 
-from trainer.search.images.config import SightConfig
+from trainer.search.config import SightConfig
 from trainer.search.images.image_data import displayed_size
 
 #: Of the backend in the installed transformers.

@@ -30,7 +30,7 @@ from tests.kits.trainer.searching.published_files import (
     write_slides,
     write_vidore,
 )
-from trainer.search.config_data import SearchData
+from trainer.search.config import SearchData
 from trainer.search.data import load_questions
 from trainer.search.importers.commands import Dataset
 from trainer.search.importers.published import ImportOptions

@@ -10,9 +10,9 @@ import pytest
 from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import complete_turn, episode, question, search_turn
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory, Turn
-from trainer.search.reward.compute import format_error, skip_reward, with_reward
-from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.reward import format_error, skip_reward, with_reward
 
 SECOND = 0.6309297535714575  # NDCG of a gold page that is displayed second
 

@@ -9,8 +9,8 @@ from math import log2
 import pytest
 
 from tests.kits.trainer.searching.finished import crop, episode, page, question
-from trainer.search.reward.compute import ndcg
-from trainer.search.reward.config import GoldUnit
+from trainer.search.config import GoldUnit
+from trainer.search.reward import ndcg
 
 
 def ndcg_of_ranks(golds: int, found_at: tuple[int, ...], count: int = 6) -> float | None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import Trajectory
-from trainer.search.reward.compute import format_error, with_reward
-from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.reward import format_error, with_reward
 
 PHASE1 = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
 #: The reward for the deck's second page, which these searches display second.

@@ -13,10 +13,9 @@ import pytest
 from scorekit.errors import UserError
 from testing.servers import wait_until
 from tests.kits.trainer.searching.finished import episode, question
+from trainer.search.config import SearchRewardConfig
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Trajectory
-from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.stats import group_rewards
-from trainer.search.reward.stream import RewardStream
+from trainer.search.reward import RewardStream, group_rewards
 
 PATIENCE_S = 60.0
 FOCUSED = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)

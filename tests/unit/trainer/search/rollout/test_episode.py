@@ -24,7 +24,8 @@ from tests.kits.trainer.searching.episodes import (
 from tests.kits.trainer.searching.pages import PagesHere
 from trainer.search.images.image_data import image_hash, read_image
 from trainer.search.records import Trajectory
-from trainer.search.rollout.policies import ScriptPolicy, TurnOutput, TurnRequest
+from trainer.search.rollout.episode import TurnOutput, TurnRequest
+from trainer.search.rollout.policies import ScriptPolicy
 
 
 def only(trajectories: list[Trajectory]) -> Trajectory:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundsConfig
 from trainer.search.rounds.summary import RoundSummary, reward_words, rounds_table
 

@@ -20,7 +20,7 @@ from tests.kits.trainer.searching.curated import (
 )
 from tests.kits.trainer.searching.finished import complete_turn, search_turn
 from trainer.search.cli import app
-from trainer.search.config_data import SearchData
+from trainer.search.config import SearchData
 from trainer.search.data import load_questions
 from trainer.search.records import Question, Trajectory
 from trainer.search.steps.budget import BudgetConfig, _stats

@@ -8,8 +8,8 @@ from tests.kits.trainer.searching.cold import text_episode
 from tests.kits.trainer.searching.curated import make_question
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, played, scripted, search
 from tests.kits.trainer.searching.finished import page
+from trainer.search.config import EpisodeConfig
 from trainer.search.records import Trajectory
-from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.prompt import (
     correction,
     crop_line,

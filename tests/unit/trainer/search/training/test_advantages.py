@@ -10,9 +10,9 @@ import torch
 
 from tests.kits.trainer.searching.finished import episode
 from trainer.rl.rollout import Rollout
+from trainer.search.config import SearchRLConfig
 from trainer.search.records import EpisodeReward, Trajectory
 from trainer.search.training.advantages import episode_advantages
-from trainer.search.training.config import SearchRLConfig
 
 #: Turn, observation, turn; the second turn was truncated.
 MASK = [True, True, False, False, True]

@@ -1,1 +1,0 @@
-"""Turn a finished episode into its reward while other episodes still run."""
