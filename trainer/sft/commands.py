@@ -17,9 +17,8 @@ def train(cfg: SftConfig, *, resume: bool) -> int:
     from trainer.runs.cli.results import print_results
     from trainer.runs.cli.tables import comparison_table
     from trainer.runs.config import DEFAULT_EVAL_SET
-    from trainer.sft.report import write_report
     from trainer.sft.run import run_sft
-    from trainer.sft.stats import TABLE
+    from trainer.sft.stats import TABLE, write_report
 
     artifacts = run_sft(cfg, resume=resume)
     return print_results(
@@ -50,7 +49,7 @@ def reward(cfg: SftConfig) -> int:
 
 def report(run_dir: Path) -> int:
     """Write the page of a run, finished or not."""
-    from trainer.sft.report import write_report
+    from trainer.sft.stats import write_report
 
     typer.echo(f"report: {write_report(run_dir)}")
     return 0
