@@ -27,11 +27,11 @@ from typing import Any
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
+from trainer.roleplay import formulas
 from trainer.roleplay.calibration.anchors import Use
+from trainer.roleplay.formulas import ReplyContext, ReplyScore
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.roleplay.scoring import character, form, grounding, roles
 from trainer.roleplay.scoring.inputs import COLUMNS, read_replies
-from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.stats import StatSpec, mean_of
@@ -130,11 +130,11 @@ class Reward:
 
 #: Functions and weights in one table, so that their order cannot differ.
 REWARDS: tuple[Reward, ...] = (
-    Reward(reward_format, 0.28, "format", form.STATS),
-    Reward(reward_role_split, 0.18, "role split", roles.STATS),
-    Reward(reward_grounded_to_user, 0.14, "grounded to the user", grounding.GROUNDED_STATS),
-    Reward(reward_character_consistency, 0.16, "character", character.STATS),
-    Reward(reward_reference_alignment, 0.24, "reference", grounding.REFERENCE_STATS),
+    Reward(reward_format, 0.28, "format", formulas.FORMAT_STATS),
+    Reward(reward_role_split, 0.18, "role split", formulas.ROLE_STATS),
+    Reward(reward_grounded_to_user, 0.14, "grounded to the user", formulas.GROUNDED_STATS),
+    Reward(reward_character_consistency, 0.16, "character", formulas.CHARACTER_STATS),
+    Reward(reward_reference_alignment, 0.24, "reference", formulas.REFERENCE_STATS),
 )
 
 
@@ -187,7 +187,7 @@ def configure(
         raise UserError(
             "special_tokens: expected a list of tokens, not a text. Put it into a list."
         )
-    _setting = _Setting(cfg, similarity, roles.special_texts(special_tokens))
+    _setting = _Setting(cfg, similarity, formulas.special_texts(special_tokens))
 
 
 def _active_setting() -> _Setting:
@@ -260,21 +260,21 @@ def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[Re
 def _score(short: str, contexts: Sequence[ReplyContext]) -> list[ReplyScore]:
     setting = _active_setting()
     if short == "format":
-        return [form.score_form(context, setting.special) for context in contexts]
+        return [formulas.score_form(context, setting.special) for context in contexts]
     if short == "role_split":
         return [
-            roles.score_roles(context, setting.cfg.player_name_rule, setting.special)
+            formulas.score_roles(context, setting.cfg.player_name_rule, setting.special)
             for context in contexts
         ]
     if short == "character":
-        return [character.score_character(context) for context in contexts]
+        return [formulas.score_character(context) for context in contexts]
     use: Use = "grounded" if short == "grounded" else "reference"
     similarities = _similarities(use, contexts)
     pairs = list(zip(contexts, similarities, strict=True))
     if use == "reference":
-        return [grounding.score_reference(reply, *cosines) for reply, cosines in pairs]
+        return [formulas.score_reference(reply, *cosines) for reply, cosines in pairs]
     guard = setting.cfg.echo_guard
-    return [grounding.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
+    return [formulas.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
 
 
 def _similarities(

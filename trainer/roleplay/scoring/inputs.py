@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from scorekit.errors import UserError
+from trainer.roleplay.formulas import ReplyContext
 from trainer.roleplay.reply import ParsedReply, message_text
-from trainer.roleplay.scoring.types import ReplyContext
 from trainer.roleplay.stated_facts import parse_level
 from trainer.roleplay.turn import SpeechLevel
 
