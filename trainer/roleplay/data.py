@@ -16,9 +16,8 @@ from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck, find_placeholder
 from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
-from trainer.roleplay.scoring.inputs import COLUMNS
 from trainer.roleplay.stated_facts import extract_facts, parse_level
-from trainer.roleplay.turn import Message, RoleplayTurn
+from trainer.roleplay.turn import COLUMNS, Message, RoleplayTurn
 from trainer.runs.readers import cell, clean_cell, id_cell, parse_rows, read_rows, row_ids
 
 log = logging.getLogger(__name__)

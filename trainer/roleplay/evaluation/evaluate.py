@@ -22,8 +22,7 @@ from trainer.roleplay.evaluation.kl import kl_to_start
 from trainer.roleplay.evaluation.stats import compute_stats
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
-from trainer.roleplay.scoring.inputs import COLUMNS
-from trainer.roleplay.turn import RoleplayTurn
+from trainer.roleplay.turn import COLUMNS, RoleplayTurn
 
 _SEED = 0  # of replies that are sampled
 
