@@ -157,7 +157,7 @@ def calibrate(
     A run does the same on its training data if reward.calibration names no file.
     """
     with clean_exit(stdout="log"):
-        from trainer.roleplay.calibration.command import calibrate as fit_and_draw
+        from trainer.roleplay.calibrate import calibrate as fit_and_draw
         from trainer.roleplay.config_data import RoleplayData
         from trainer.roleplay.reward_config import RewardConfig
 

@@ -28,7 +28,7 @@ from typing import Any
 from scorekit.config import nearest
 from scorekit.errors import UserError
 from trainer.roleplay import formulas
-from trainer.roleplay.calibration.anchors import Use
+from trainer.roleplay.calibration import Use
 from trainer.roleplay.formulas import ReplyContext, ReplyScore
 from trainer.roleplay.reply import ParsedReply, message_text
 from trainer.roleplay.reward_config import RewardConfig

@@ -22,8 +22,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.numeric.vectors import cosine, vector_error
-from trainer.roleplay.calibration.anchors import CANARIES, FILE, Calibration, Use, read_calibration
-from trainer.roleplay.calibration.fit import fit
+from trainer.roleplay.calibration import CANARIES, FILE, Calibration, Use, fit, read_calibration
 from trainer.roleplay.reply import can_be_embedded
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.turn import RoleplayTurn

@@ -21,7 +21,7 @@ from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck
 from trainer.rl.config import PolicyConfig
 from trainer.rl.policy.devices import prepare_torch
-from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
+from trainer.roleplay.calibration import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import checked_turn, load_train
 from trainer.roleplay.evaluation.evaluate import evaluate_policy

@@ -21,7 +21,7 @@ from scorekit.files import write_atomic
 from trainer.rl.barrier import ProcessStalled
 from trainer.rl.policy.adapters import adapter_config, check_adapters
 from trainer.rl.policy.tokens import stop_token_ids
-from trainer.roleplay.calibration.anchors import FILE, read_calibration
+from trainer.roleplay.calibration import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of
 from trainer.roleplay.evaluation.evaluate import evaluate_policy, prompt_ids

@@ -18,7 +18,7 @@ from scorekit.client.embeddings import EmbeddingModel
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from tests.kits.examples import examples
 from trainer.roleplay import rewards
-from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration
+from trainer.roleplay.calibration import CANARIES, Anchors, Calibration
 from trainer.roleplay.formulas import _ngram_overlap_ratio
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (
