@@ -17,8 +17,7 @@ from trainer.roleplay.calibration import USES, Anchors, Calibration, fit
 from trainer.roleplay.config_data import RoleplayData
 from trainer.roleplay.data import load_turns
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.roleplay.similarity import reach
-from trainer.roleplay.training.launcher import embedder_of
+from trainer.roleplay.similarity import embedder_of, reach
 
 
 def calibrate(cfg: RewardConfig, source: str, data: RoleplayData, out: Path, seed: int) -> None:

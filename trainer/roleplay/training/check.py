@@ -18,9 +18,8 @@ from trainer.roleplay.data import in_both, load_held_out, load_train, missing_fa
 from trainer.roleplay.evaluation.evaluate import prompt_ids
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import configure, weights_of
-from trainer.roleplay.similarity import open_similarity
+from trainer.roleplay.similarity import embedder_of, open_similarity
 from trainer.roleplay.training import preflight
-from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import grpo_arguments, printed_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.cli.machine import check_device

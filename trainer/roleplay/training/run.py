@@ -28,10 +28,9 @@ from trainer.roleplay.evaluation.evaluate import evaluate_policy, prompt_ids
 from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
-from trainer.roleplay.similarity import open_similarity
+from trainer.roleplay.similarity import embedder_of, open_similarity
 from trainer.roleplay.training import preflight
 from trainer.roleplay.training.echo import EchoWatch
-from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import (
     grpo_arguments,
     printed_options,
