@@ -15,8 +15,7 @@ from scorekit.report.findings import Check, Findings
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import in_both, load_held_out, load_train, missing_facts
-from trainer.roleplay.evaluation.evaluate import prompt_ids
-from trainer.roleplay.rendering import open_tokenizer
+from trainer.roleplay.evaluation.evaluate import open_tokenizer, prompt_ids
 from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import embedder_of, open_similarity
 from trainer.roleplay.training import preflight

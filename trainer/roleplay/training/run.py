@@ -24,13 +24,12 @@ from trainer.rl.policy.tokens import stop_token_ids
 from trainer.roleplay.calibration import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of
-from trainer.roleplay.evaluation.evaluate import evaluate_policy, prompt_ids
+from trainer.roleplay.evaluation.diagnostics import EchoWatch
+from trainer.roleplay.evaluation.evaluate import evaluate_policy, open_tokenizer, prompt_ids
 from trainer.roleplay.evaluation.stats import table
-from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import embedder_of, open_similarity
 from trainer.roleplay.training import preflight
-from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.options import (
     grpo_arguments,
     printed_options,
