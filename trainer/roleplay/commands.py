@@ -37,7 +37,7 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     from trainer.roleplay.evaluation.run import run_evaluation
     from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.similarity import embedder_of
-    from trainer.roleplay.training.preflight import held_out_turns
+    from trainer.roleplay.training.check import held_out_turns
     from trainer.runs.cli.results import print_evaluation
 
     tokenizer = open_tokenizer(cfg)
