@@ -87,7 +87,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "data, rewards": "trainer.roleplay",
         "evaluation": "trainer.roleplay.evaluation",
         "training, check": "trainer.roleplay.training trainer.roleplay.commands "
-        "trainer.roleplay.__main__ trainer.roleplay.cli trainer.roleplay.calibration.command",
+        "trainer.roleplay.__main__ trainer.roleplay.cli trainer.roleplay.calibrate",
     },
     "trainer.search": {
         "config, records, data": "trainer.search trainer.search.answer.config",

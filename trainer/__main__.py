@@ -23,7 +23,7 @@ from trainer.chat import cli as chat
 from trainer.roleplay.cli import app as roleplay
 from trainer.runs.messages import show_messages
 from trainer.search.cli import app as search
-from trainer.sft import cli as finetuning
+from trainer.sft import commands as finetuning
 from trainer.tasks import Commands, commands_of, commands_of_run
 
 app = typer.Typer(

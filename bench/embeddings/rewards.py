@@ -19,7 +19,7 @@ from bench.common import ROOT, WORK, Measurement, compare, run, service, timed
 from bench.embeddings.service import SHAPE, Encode
 from scorekit.client.embeddings import Embeddings
 from testing.checkpoints.embedder import make_folder
-from trainer.roleplay.calibration.anchors import Anchors, Calibration
+from trainer.roleplay.calibration import Anchors, Calibration
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import REWARDS, configure
 from trainer.roleplay.similarity import Similarity

@@ -63,7 +63,7 @@ JSON_READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "checkpoint": ("state.json", _call("trainer.runs.checkpoints.checkpoint:read_state")),
     "generation config": (
         "generation_config.json",
-        lambda folder: _call("trainer.chat.fix:fixed_generation_config")(folder, [1]),
+        lambda folder: _call("trainer.chat.template_check:fixed_generation_config")(folder, [1]),
     ),
     "decisions": (
         "manifest.json",

@@ -64,7 +64,7 @@ LOADED = {
         "trainer.search.commands",
         "trainer.search.evaluation.run",
         "trainer.search.training.train",
-        "trainer.sft.cli",
+        "trainer.sft.commands",
         "trainer.sft.run",
         "trainer.tasks",
         "trainer.translation.commands",

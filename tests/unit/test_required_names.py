@@ -47,7 +47,7 @@ FUNCTIONS: dict[str, tuple[str, str]] = {
     "reward_grounded_to_user": ("trainer", "prompts completions"),
     "reward_character_consistency": ("trainer", "prompts completions"),
     "reward_reference_alignment": ("trainer", "prompts completions"),
-    "_ngram_overlap_ratio": ("trainer.roleplay.scoring.grounding", ""),
+    "_ngram_overlap_ratio": ("trainer.roleplay.formulas", ""),
 }
 #: Class -> the module to import it from, and fields or methods that the requirement gives it.
 CLASSES: dict[str, tuple[str, str]] = {

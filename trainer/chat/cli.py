@@ -76,8 +76,8 @@ def template_check(
     from rich.console import Console
 
     from trainer.chat.message_check import MessageCheck
+    from trainer.chat.render import load_generation_config
     from trainer.chat.show import print_conversation, print_findings
-    from trainer.chat.stops import load_generation_config
     from trainer.chat.template_check import findings_of, label_samples
     from trainer.rl.config import PolicyConfig
     from trainer.rl.policy import load_tokenizer
@@ -146,10 +146,14 @@ def _fixed(
     """Write the repaired copies, and return the settings that use them."""
     from rich.text import Text
 
-    from trainer.chat.fix import fixed_generation_config, fixed_template, write_beside
+    from trainer.chat.render import end_ids
     from trainer.chat.show import print_diff
-    from trainer.chat.stops import end_ids
-    from trainer.chat.template_check import label_samples
+    from trainer.chat.template_check import (
+        fixed_generation_config,
+        fixed_template,
+        label_samples,
+        write_beside,
+    )
 
     folder = Path(model) if Path(model).is_dir() else Path()
     to = to or folder / TEMPLATE

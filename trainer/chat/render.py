@@ -1,8 +1,8 @@
-"""Convert messages to text and ids, and find the ids that the model writes.
+"""Convert messages to text and ids, and find the ids that the model writes, or ends with.
 
 A template marks the assistant's turns with `{% generation %}` and `{% endgeneration %}`. The
 tokenizer's offsets tell which ids are in a span. A character (Korean, emoji) may have several
-tokens; all of them are in the span.
+tokens; all of them are in the span. Sampling ends at the ids of the generation config.
 """
 
 from __future__ import annotations
@@ -137,3 +137,31 @@ def _render(
         raise UserError(f"the chat template refuses: {reason}") from None
     texts, spans_by_text = result
     return Rendered(texts[0], tuple(spans_by_text[0]) if spans else ())
+
+
+def load_generation_config(model: str, revision: str | None = None) -> Any:
+    """Return the generation config of a model's folder or hub id.
+
+    If there is none, it is made from `config.json`, as sampling does; None without both.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(model, revision=revision or "main")
+    except (OSError, ValueError):
+        pass
+    try:
+        config = AutoConfig.from_pretrained(model, revision=revision)
+    except Exception:  # transformers raises many types; who loads the model reports its config
+        return None
+    return GenerationConfig.from_model_config(config)
+
+
+def end_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
+    """Return the ids that end sampling: the generation config's, or else the tokenizer's."""
+    value = getattr(generation_config, "eos_token_id", None)
+    if value is None:
+        value = tokenizer.eos_token_id
+    if isinstance(value, list | tuple):
+        return [int(token_id) for token_id in value]
+    return [] if value is None else [int(value)]

@@ -157,7 +157,7 @@ def calibrate(
     A run does the same on its training data if reward.calibration names no file.
     """
     with clean_exit(stdout="log"):
-        from trainer.roleplay.calibration.command import calibrate as fit_and_draw
+        from trainer.roleplay.calibrate import calibrate as fit_and_draw
         from trainer.roleplay.config_data import RoleplayData
         from trainer.roleplay.reward_config import RewardConfig
 
@@ -218,8 +218,7 @@ def _counters(tokenizer: Any, lengths: tuple[int | None, ...], chat: Any) -> Any
 
 def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any, check: Any) -> Any:
     """Return all accepted turns with the fields of their rows, and all dropped ones."""
-    from trainer.roleplay.data import read_stated_facts
-    from trainer.roleplay.messages import WrongMessages
+    from trainer.roleplay.data import WrongMessages, read_stated_facts
     from trainer.roleplay.prepare import prepare, read_dialogue
     from trainer.runs.readers import object_of, read_rows, report_bad_rows
 

@@ -33,11 +33,11 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     """Answer the held-out turns with the policy and score the replies."""
     if cfg.data.eval is None:
         raise UserError("data.eval: required. Set the turns to answer")
+    from trainer.roleplay.evaluation.evaluate import open_tokenizer
     from trainer.roleplay.evaluation.run import run_evaluation
     from trainer.roleplay.evaluation.stats import table
-    from trainer.roleplay.rendering import open_tokenizer
-    from trainer.roleplay.training.launcher import embedder_of
-    from trainer.roleplay.training.preflight import held_out_turns
+    from trainer.roleplay.similarity import embedder_of
+    from trainer.roleplay.training.check import held_out_turns
     from trainer.runs.cli.results import print_evaluation
 
     tokenizer = open_tokenizer(cfg)

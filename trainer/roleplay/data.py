@@ -1,4 +1,5 @@
-"""Read turns: rows of a file, folder or hub dataset -> RoleplayTurn -> the columns for TRL."""
+"""Read turns: rows of a file, folder or hub dataset -> messages -> RoleplayTurn -> the columns for
+TRL."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -15,17 +17,18 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck, find_placeholder
 from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
-from trainer.roleplay.messages import WrongMessages, read_messages
-from trainer.roleplay.scoring.inputs import COLUMNS
 from trainer.roleplay.stated_facts import extract_facts, parse_level
-from trainer.roleplay.turn import Message, RoleplayTurn
+from trainer.roleplay.turn import COLUMNS, Message, RoleplayTurn
 from trainer.runs.readers import cell, clean_cell, id_cell, parse_rows, read_rows, row_ids
 
 log = logging.getLogger(__name__)
 
 
 def load_train(data: RoleplayData, check: MessageCheck | None = None) -> list[RoleplayTurn]:
-    """Return the turns to train on. check: see `load_turns`. Raises UserError."""
+    """Return the turns to train on. Raises UserError.
+
+    check: see `load_turns`.
+    """
     if data.train is None:
         raise UserError("data.train: required. Set the turns to train on")
     return load_turns(data.train, data, split=data.train_split, limit=data.train_limit, check=check)
@@ -34,9 +37,9 @@ def load_train(data: RoleplayData, check: MessageCheck | None = None) -> list[Ro
 def load_held_out(
     data: RoleplayData, limit: int | None = None, check: MessageCheck | None = None
 ) -> list[RoleplayTurn]:
-    """Return the turns to evaluate on; none if the config names none. check: see `load_turns`.
+    """Return the turns to evaluate on; none if the config names none. Raises UserError.
 
-    Raises UserError.
+    check: see `load_turns`.
     """
     if data.eval is None:
         return []
@@ -205,3 +208,85 @@ def _content(prompt: Sequence[Message]) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+ROLES = ("system", "user", "assistant")
+#: A rendered prompt: with tokens of a chat template.
+_RENDERED = re.compile(
+    r"<\|(?:im_start|im_end|begin_of_text|start_header_id|eot_id|system|user|assistant)\|?>"
+    r"|<start_of_turn>|<end_of_turn>|\[/?INST\]"
+)
+#: `SYSTEM: ...`, `USER: ...` at the start of a line: messages below each other.
+_FLAT = re.compile(r"^(SYSTEM|USER|ASSISTANT): ?", re.MULTILINE)
+
+
+class WrongMessages(ValueError):
+    """A value is no list of messages; the message has the reason and the remedy."""
+
+
+def read_messages(value: Any) -> tuple[Message, ...]:
+    """Return the messages of a list, of a JSON text of such a list, or of a plain text.
+
+    A text with the lines `SYSTEM: `, `USER: `, `ASSISTANT: ` is split at these; any other is one
+    user turn. A rendered prompt is refused: the trainer renders prompts with the model's own
+    template. Raises WrongMessages.
+    """
+    if isinstance(value, str):
+        value = _of_text(value)
+    if not isinstance(value, Sequence) or not value:
+        raise WrongMessages("expected a list of messages: [{role, content}, ...]")
+    messages = tuple(_message(index, message) for index, message in enumerate(value))
+    for index, message in enumerate(messages):
+        if index and message["role"] == "system":
+            raise WrongMessages(f"message {index}: only the first message may be a system turn")
+    return messages
+
+
+def _of_text(text: str) -> Any:
+    if text.lstrip()[:1] == "[":
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError):
+            parsed = None
+        if isinstance(parsed, list):
+            return parsed
+    if _RENDERED.search(text):
+        raise WrongMessages(
+            "a prompt that a chat template has rendered. Give its messages (prompt_messages): "
+            "the model's own template renders them"
+        )
+    roles = _FLAT.findall(text)
+    if not roles or not _FLAT.match(text):
+        return [{"role": "user", "content": text}]
+    contents = _FLAT.split(text)[2::2]
+    return [
+        {"role": role.lower(), "content": content.strip("\n")}
+        for role, content in zip(roles, contents, strict=True)
+    ]
+
+
+def _message(index: int, value: Any) -> Message:
+    label = f"message {index}"
+    if not isinstance(value, dict):
+        raise WrongMessages(f"{label}: expected an object with role and content")
+    role, content = value.get("role"), value.get("content")
+    if role not in ROLES:
+        raise WrongMessages(f"{label}: expected one of the roles {', '.join(ROLES)}")
+    if isinstance(content, list):  # parts, as in chat APIs
+        kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
+        texts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
+        if kinds != {"text"} or not all(isinstance(text, str) for text in texts):
+            raise WrongMessages(f"{label}: content: parts other than text cannot be used")
+        content = "".join(texts)
+    if not isinstance(content, str) or not content.strip():
+        raise WrongMessages(f"{label}: content is empty. A text is required")
+    if "\0" in content:
+        raise WrongMessages(f"{label}: content has a NUL character. Remove it")
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        raise WrongMessages(f"{label}: content is not valid Unicode (a lone surrogate)") from None
+    return {"role": role, "content": content}

@@ -19,7 +19,7 @@ that use embeddings take server and anchors from REWARD_EMBEDDING_URL and REWARD
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,13 +27,14 @@ from typing import Any
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
-from trainer.roleplay.calibration.anchors import Use
+from trainer.roleplay import formulas
+from trainer.roleplay.calibration import Use
+from trainer.roleplay.formulas import ReplyContext, ReplyScore
+from trainer.roleplay.reply import ParsedReply, message_text
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.roleplay.scoring import character, form, grounding, roles
-from trainer.roleplay.scoring.inputs import COLUMNS, read_replies
-from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.roleplay.similarity import Similarity, open_similarity
-from trainer.roleplay.turn import RoleplayTurn
+from trainer.roleplay.stated_facts import parse_level
+from trainer.roleplay.turn import COLUMNS, RoleplayTurn, SpeechLevel
 from trainer.runs.stats import StatSpec, mean_of
 
 # -- the functions ---------------------------------------------------------------------------------
@@ -130,11 +131,11 @@ class Reward:
 
 #: Functions and weights in one table, so that their order cannot differ.
 REWARDS: tuple[Reward, ...] = (
-    Reward(reward_format, 0.28, "format", form.STATS),
-    Reward(reward_role_split, 0.18, "role split", roles.STATS),
-    Reward(reward_grounded_to_user, 0.14, "grounded to the user", grounding.GROUNDED_STATS),
-    Reward(reward_character_consistency, 0.16, "character", character.STATS),
-    Reward(reward_reference_alignment, 0.24, "reference", grounding.REFERENCE_STATS),
+    Reward(reward_format, 0.28, "format", formulas.FORMAT_STATS),
+    Reward(reward_role_split, 0.18, "role split", formulas.ROLE_STATS),
+    Reward(reward_grounded_to_user, 0.14, "grounded to the user", formulas.GROUNDED_STATS),
+    Reward(reward_character_consistency, 0.16, "character", formulas.CHARACTER_STATS),
+    Reward(reward_reference_alignment, 0.24, "reference", formulas.REFERENCE_STATS),
 )
 
 
@@ -187,7 +188,7 @@ def configure(
         raise UserError(
             "special_tokens: expected a list of tokens, not a text. Put it into a list."
         )
-    _setting = _Setting(cfg, similarity, roles.special_texts(special_tokens))
+    _setting = _Setting(cfg, similarity, formulas.special_texts(special_tokens))
 
 
 def _active_setting() -> _Setting:
@@ -260,21 +261,21 @@ def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[Re
 def _score(short: str, contexts: Sequence[ReplyContext]) -> list[ReplyScore]:
     setting = _active_setting()
     if short == "format":
-        return [form.score_form(context, setting.special) for context in contexts]
+        return [formulas.score_form(context, setting.special) for context in contexts]
     if short == "role_split":
         return [
-            roles.score_roles(context, setting.cfg.player_name_rule, setting.special)
+            formulas.score_roles(context, setting.cfg.player_name_rule, setting.special)
             for context in contexts
         ]
     if short == "character":
-        return [character.score_character(context) for context in contexts]
+        return [formulas.score_character(context) for context in contexts]
     use: Use = "grounded" if short == "grounded" else "reference"
     similarities = _similarities(use, contexts)
     pairs = list(zip(contexts, similarities, strict=True))
     if use == "reference":
-        return [grounding.score_reference(reply, *cosines) for reply, cosines in pairs]
+        return [formulas.score_reference(reply, *cosines) for reply, cosines in pairs]
     guard = setting.cfg.echo_guard
-    return [grounding.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
+    return [formulas.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
 
 
 def _similarities(
@@ -298,3 +299,116 @@ def _similarities(
         for context in contexts
     ]
     return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, extra_texts)]
+
+
+# -- the arguments of the functions ----------------------------------------------------------------
+#
+# An invalid value would be scored like a wrong reply, without an error: so each error names the
+# argument and the row.
+
+
+def read_replies(
+    prompts: Any, completions: Any, columns: Mapping[str, Any], corner_quotes: bool
+) -> list[ReplyContext]:
+    """Return one reply for each completion, with what its row says.
+
+    prompts, completions: texts or lists of messages.
+    columns: a value or None for each of `COLUMNS`, one per completion; a missing column is all
+    None.
+    Raises UserError.
+    """
+    replies = _entries("completions", completions, None)
+    turns = _entries("prompts", prompts, len(replies))
+    nothing = [None] * len(replies)
+    values = {
+        name: nothing if columns.get(name) is None else _entries(name, columns[name], len(replies))
+        for name in COLUMNS
+    }
+    texts = {
+        name: [_optional(f"{name}[{k}]", v) for k, v in enumerate(values[name])] for name in values
+    }
+    return [
+        ReplyContext(
+            ParsedReply(_checked_text(f"completions[{index}]", reply), corner_quotes),
+            _user_turn(f"prompts[{index}]", turns[index]),
+            texts["reference"][index],
+            texts["player_name"][index],
+            texts["character_name"][index],
+            _level(f"speech_level[{index}]", texts["speech_level"][index]),
+        )
+        for index, reply in enumerate(replies)
+    ]
+
+
+def _level(name: str, text: str | None) -> SpeechLevel | None:
+    """Return the level that a text names; None if it is blank. Raises UserError."""
+    return parse_level(name, text) if text and text.strip() else None
+
+
+def _entries(name: str, values: Any, count: int | None) -> list[Any]:
+    """Return the entries of a list.
+
+    count: how many there must be; None: any number.
+    """
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
+        raise UserError(
+            f"{name}: expected a list with an entry for each completion, not {_kind(values)}. "
+            "Put it into a list."
+        )
+    entries = list(values)
+    if count is not None and len(entries) != count:
+        raise UserError(
+            f"{name}: {len(entries)} entries for {count} completions. Give one for each."
+        )
+    return entries
+
+
+def _optional(name: str, value: Any) -> str | None:
+    """Return a text, or None."""
+    if value is None or isinstance(value, str):
+        return value
+    raise UserError(f"{name}: expected a text or None, not {_kind(value)}. Correct the column.")
+
+
+def _checked_text(name: str, message: Any) -> str:
+    """Return the text of a prompt or completion."""
+    if not isinstance(message, str):
+        _check_messages(name, message)
+    return message_text(message)
+
+
+def _user_turn(name: str, prompt: Any) -> str:
+    """Return the last user turn of a prompt; a text as it is."""
+    if isinstance(prompt, str):
+        return prompt
+    _check_messages(name, prompt)
+    turns = [turn for turn in prompt if turn.get("role") == "user"]
+    return message_text(turns[-1:] or prompt)
+
+
+def _check_messages(name: str, messages: Any) -> None:
+    """Raise UserError if these are no messages with texts, lists of parts or nothing as content."""
+    is_list = isinstance(messages, list | tuple)
+    if not is_list or not all(isinstance(message, Mapping) for message in messages):
+        raise UserError(
+            f"{name}: expected a text or a list of messages, not {_kind(messages)}. "
+            'A message is {"role": ..., "content": ...}.'
+        )
+    for message in messages:
+        content = message.get("content")
+        if not (content is None or isinstance(content, str) or _are_parts(content)):
+            raise UserError(
+                f"{name}: expected a text as content, not {_kind(content)}. Correct the message."
+            )
+
+
+def _are_parts(content: Any) -> bool:
+    """Return whether a content is a list of parts, each with a text or without."""
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text") or "", str) for part in content
+    )
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is, in words."""
+    return "None" if value is None else f"{type(value).__name__} {value!r:.40}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.roleplay import rewards
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.roleplay.scoring.inputs import COLUMNS
+from trainer.roleplay.turn import COLUMNS
 
 Samples = Sequence[Mapping[str, Any]]
 

@@ -2,17 +2,27 @@
 
 If the server is unavailable, or has another model than the calibration, the run ends: there is no
 other way to compute a score. Before the run the error is a UserError; during the run it is the
-client's error after its retries, and the run ends with a checkpoint.
+client's error after its retries, and the run ends with a checkpoint. The server is that of the
+config's URL, or a process that is started for a folder.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from scorekit.client import SyncScoringClient
 from scorekit.client.embeddings import Canary, Embeddings
 from scorekit.errors import (
     TEXT_ERROR_TYPES,
@@ -21,28 +31,16 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
+from scorekit.net.retry import TELL_AFTER_S, Deadline, clock_time
 from scorekit.numeric import cosine, vector_error
-from trainer.roleplay.calibration.anchors import CANARIES, FILE, Calibration, Use, read_calibration
-from trainer.roleplay.calibration.fit import fit
+from scorekit.processes import end_with_parent, same_modules
+from trainer.roleplay.calibration import CANARIES, FILE, Calibration, Use, read_calibration
 from trainer.roleplay.reply import can_be_embedded
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.turn import RoleplayTurn
 
-log = logging.getLogger(__name__)
-
 #: Timeout in seconds of the first request; during a run the client waits longer.
 _REACH_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class OwnServer:
-    """An embedding server that was started for the run.
-
-    exit_reason: returns why its process has ended; None while it runs.
-    """
-
-    url: str
-    exit_reason: Callable[[], str | None]
 
 
 class Similarity:
@@ -158,6 +156,28 @@ def open_similarity(
     return similarity
 
 
+def _calibration(
+    cfg: RewardConfig,
+    turns: Sequence[RoleplayTurn] | None,
+    folder: Path | None,
+    embedder: Embeddings,
+    seed: int,
+) -> Calibration:
+    from_config = read_calibration(cfg.calibration) if cfg.calibration else None
+    if folder is not None and (folder / FILE).exists():
+        of_run = read_calibration(folder / FILE)
+        if from_config is not None and from_config != of_run:
+            raise UserError(f"reward.calibration: the run uses another one, {folder / FILE}")
+        return of_run
+    if from_config is not None:
+        return from_config
+    if turns is None:
+        raise UserError(
+            "reward.calibration: required. Name a calibration.json (see trainer roleplay calibrate)"
+        )
+    return fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
+
+
 def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
     """Return a client of the embedding server, which has answered.
 
@@ -178,23 +198,116 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
     return Embeddings(address, batch_size=cfg.embedding_batch_size, exit_reason=server.exit_reason)
 
 
-def _calibration(
-    cfg: RewardConfig,
-    turns: Sequence[RoleplayTurn] | None,
-    folder: Path | None,
-    embedder: Embeddings,
-    seed: int,
-) -> Calibration:
-    configured = read_calibration(cfg.calibration) if cfg.calibration else None
-    if folder is not None and (folder / FILE).exists():
-        frozen = read_calibration(folder / FILE)
-        if configured is not None and configured != frozen:
-            raise UserError(f"reward.calibration: the run uses another one, {folder / FILE}")
-        return frozen
-    if configured is not None:
-        return configured
-    if turns is None:
+# -- the server of a folder ------------------------------------------------------------------------
+
+
+messages = logging.getLogger(__name__)
+#: Longest time in seconds to load a model, and for a service to end by itself.
+READY_S, STOP_S = 900.0, 15.0
+#: Longest time in seconds from the end of its connections to that of the process.
+_ENDS_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """An embedding server that was started for the run.
+
+    exit_reason: returns why its process has ended; None while it runs.
+    """
+
+    url: str
+    exit_reason: Callable[[], str | None]
+
+
+@contextmanager
+def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[OwnServer | None]:
+    """Run a server for the section's folder: `scorekit serve embedder` on a free port.
+
+    It ends with this process in any case. Yields None if the section names a URL.
+    log: the file of its output.
+    Raises UserError if the folder does not exist, or the server does not become ready.
+    """
+    model = cfg.embedding_model
+    if cfg.is_url:
+        yield None
+        return
+    if not Path(model).is_dir():
         raise UserError(
-            "reward.calibration: required. Name a calibration.json (see trainer roleplay calibrate)"
+            f"reward.embedding_model: {model}: no such folder. Name a sentence-transformers "
+            "folder, or the URL of an embedder"
         )
-    return fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = _start(Path(model), log)
+    try:
+        url = _wait_ready(process, model, log)
+        yield OwnServer(url, lambda: _exit_reason(process, log))
+    finally:
+        _end(process)
+
+
+def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "services.embedder", "--model", str(folder.resolve())]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", "0"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | same_modules(),
+            start_new_session=True,  # Ctrl-C then only reaches the run, which stops the server
+            preexec_fn=end_with_parent(),
+        )
+
+
+def _wait_ready(process: subprocess.Popen[bytes], model: str, log: Path) -> str:
+    """Return its URL when it answers."""
+    deadline, has_logged = Deadline(READY_S), False
+    while deadline.remaining_s() and process.poll() is None:
+        if not has_logged and READY_S - deadline.remaining_s() >= TELL_AFTER_S:
+            has_logged, until = True, clock_time(deadline.remaining_s())
+            message = "reward.embedding_model: %s is loading. The run waits until %s. Its log: %s"
+            messages.warning(message, model, until, log)
+        url = _url_in(log)
+        if url is None:
+            time.sleep(0.05)
+            continue
+        with SyncScoringClient(url) as client:
+            try:
+                client.wait_ready(1.0)
+                return url
+            except ServiceUnreachable:
+                continue
+    state = "does not become ready" if process.poll() is None else "ended"
+    raise UserError(f"reward.embedding_model: {model}: its embedder {state}; {_end_of(log)}")
+
+
+def _exit_reason(process: subprocess.Popen[bytes], log: Path) -> str | None:
+    """Return why the embedder will not answer any more; None while it runs."""
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its port before it ends
+        return f"exit code {process.wait(_ENDS_S)}; {_end_of(log)}"
+    return None
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"the end of {log}: {' '.join(lines[-3:])}"
+
+
+def _url_in(log: Path) -> str | None:
+    """Return its URL, which it writes to its log."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if '"listening"' in line:
+            try:
+                return str(json.loads(line)["url"])
+            except (ValueError, KeyError):
+                return None
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGTERM, then SIGKILL to the remaining processes of its session."""
+    process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -8,6 +8,8 @@ from typing import Literal, TypeAlias
 #: `{"role": "system" | "user" | "assistant", "content": text}`.
 Message: TypeAlias = dict[str, str]
 SpeechLevel = Literal["polite", "plain"]
+#: Columns of the rows that the rewards use; others are ignored, because trainers pass all.
+COLUMNS = ("reference", "player_name", "character_name", "speech_level")
 
 
 @dataclass(frozen=True, slots=True)

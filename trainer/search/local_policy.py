@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorekit.errors import UserError
-from trainer.chat.render import use_template
-from trainer.chat.stops import end_ids, load_generation_config
+from trainer.chat.render import end_ids, load_generation_config, use_template
 from trainer.rl.devices import prepare_torch
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy import (

@@ -14,8 +14,8 @@ from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
 from trainer.chat.labels import LabeledConversation, label
 from trainer.chat.message_check import MessageCheck, clean_rows
+from trainer.chat.render import load_generation_config
 from trainer.chat.rows import Conversation, conversations
-from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import (
     Finding,
     collect_conversations,

@@ -25,9 +25,8 @@ from trainer.runs.trl.arguments import remove_printers
 from trainer.runs.trl.processes import shares_text, update_size
 from trainer.runs.trl.run import TrlPlan, TrlRun
 from trainer.runs.trl.start import TrlStart, start_trl_run
-from trainer.sft.collate import Collator
+from trainer.sft.collate import Collator, held_out_stats
 from trainer.sft.config import SftConfig
-from trainer.sft.held_out import held_out_stats
 from trainer.sft.prepare import SftPart, check_findings, load_held_out, load_train
 from trainer.sft.rows import SftRow
 from trainer.sft.stats import TABLE
@@ -177,7 +176,7 @@ class SftRun(TrlRun[SftConfig]):
         held_out: Sequence[SftRow],
         collator: Collator,
     ) -> None:
-        from trainer.sft.callback import SftCallback
+        from trainer.sft.trainer import SftCallback
 
         super().__init__(start, trainer, runlog, plan)
         self.held_out, self.collator = held_out, collator

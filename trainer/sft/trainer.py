@@ -1,20 +1,26 @@
-"""TRL's SFTTrainer on rows with our ids and labels.
+"""TRL's SFTTrainer on rows with our ids and labels, and what it writes to log.jsonl.
 
 The overridden methods are those of TRL 1.16 and transformers.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from trl.trainer.sft_trainer import SFTTrainer
 
+from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.trl.arguments import OURS, learn_in_float32, trl_arguments
+from trainer.runs.trl.callback import RunCallback
 from trainer.runs.trl.checkpoints import TrlCheckpointMixin
+from trainer.runs.trl.processes import update_size
+from trainer.runs.trl.run import TrlRun
 from trainer.sft.config import SftConfig
 from trainer.sft.rows import SftRow
+from trainer.sft.stats import compute_stats
 
 #: Options of TRL that must not be set, and what to set instead; some would cut, mask or render our
 #: rows again.
@@ -43,6 +49,30 @@ class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
         super().__init__(*args, **kwargs)
         network: Any = self.model
         learn_in_float32(network)
+
+
+class SftCallback(RunCallback):
+    """Writes the log of a run, and decides when its trainer evaluates, saves and stops."""
+
+    def __init__(self, run: TrlRun[SftConfig]) -> None:
+        super().__init__(run)
+        self.started_at = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock of an update; from now on there is something to save."""
+        super().on_step_begin(args, state, control, **kwargs)
+        self.started_at = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write a line of log.jsonl."""
+        logs = kwargs["logs"]
+        if "loss" not in logs:  # the summary of the run
+            return
+        line: dict[str, Any] = {"update": state.global_step, **compute_stats(logs)}
+        line["samples"] = update_size(self.run.cfg.sft, self.run.start.world.size)
+        line["update_s"] = round(time.monotonic() - self.started_at, 3)
+        line |= peak_gpu_memory(args.device)
+        self.write(line)
 
 
 def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:

@@ -21,13 +21,12 @@ from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck
 from trainer.rl.config import PolicyConfig
 from trainer.rl.devices import prepare_torch
-from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
+from trainer.roleplay.calibration import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import checked_turn, load_train
-from trainer.roleplay.evaluation.evaluate import evaluate_policy
+from trainer.roleplay.evaluation.evaluate import evaluate_policy, open_tokenizer
 from trainer.roleplay.evaluation.report import write_comparison, write_evaluation
 from trainer.roleplay.evaluation.stats import table
-from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import OwnServer, Similarity, open_similarity

@@ -7,9 +7,9 @@ import re
 
 from scorekit.numeric import above, below
 from scorekit.text.markup import normalized
+from trainer.roleplay.formulas import ReplyContext, ReplyScore
 from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.reply import readable
-from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
 #: The components of the two rewards.

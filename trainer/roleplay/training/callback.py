@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.evaluation.diagnostics import EchoWatch
 from trainer.roleplay.rewards import REWARDS
-from trainer.roleplay.training.echo import EchoWatch
 from trainer.runs.stats import Stats
 from trainer.runs.trl.callback import RunCallback
 from trainer.runs.trl.processes import update_size

@@ -12,7 +12,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.chat.message_check import MessageCheck
-from trainer.chat.stops import load_generation_config
+from trainer.chat.render import load_generation_config
 from trainer.chat.template_check import Finding, findings_of, label_samples, refuse_errors
 from trainer.rl.devices import autocast
 from trainer.rl.sampler import preserve_rng_state

@@ -20,17 +20,15 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
 from trainer.rl.barrier import ProcessStalled
 from trainer.rl.policy import adapter_config, check_adapters, stop_token_ids
-from trainer.roleplay.calibration.anchors import FILE, read_calibration
+from trainer.roleplay.calibration import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of
-from trainer.roleplay.evaluation.evaluate import evaluate_policy, prompt_ids
+from trainer.roleplay.evaluation.diagnostics import EchoWatch
+from trainer.roleplay.evaluation.evaluate import evaluate_policy, open_tokenizer, prompt_ids
 from trainer.roleplay.evaluation.stats import table
-from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
-from trainer.roleplay.similarity import open_similarity
-from trainer.roleplay.training import preflight
-from trainer.roleplay.training.echo import EchoWatch
-from trainer.roleplay.training.launcher import embedder_of
+from trainer.roleplay.similarity import embedder_of, open_similarity
+from trainer.roleplay.training import check
 from trainer.roleplay.training.options import (
     grpo_arguments,
     printed_options,
@@ -68,7 +66,7 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
             log.warning("%s has its %d updates. Raise grpo.max_steps", start.folder, total)
             return start.artifacts(reports)
         tokenizer = inputs.tokenizer
-        world.on_main(lambda: preflight.check_chat(cfg, tokenizer, inputs.train))
+        world.on_main(lambda: check.check_chat(cfg, tokenizer, inputs.train))
         world.on_main(lambda: check_adapters(cfg.policy, trl=True))
         folders: list[Path] = []  # one, on the main process
         world.on_main(lambda: folders.append(open_rewards(start, inputs, exit_stack)))
@@ -91,7 +89,7 @@ def read_inputs(start: TrlStart[RoleplayConfig]) -> RunInputs:
     """Return the tokenizer, the turns whose prompt fits, and TRL's arguments. Raises UserError."""
     cfg = start.cfg
     tokenizer = open_tokenizer(cfg)
-    train, held_out = preflight.read_turns(cfg, tokenizer)
+    train, held_out = check.read_turns(cfg, tokenizer)
     arguments = grpo_arguments(cfg, start.device, weights_of(cfg.reward), len(train))
     return RunInputs(tokenizer, train, held_out, arguments)
 
@@ -149,7 +147,7 @@ def open_rewards(start: TrlStart[RoleplayConfig], inputs: RunInputs, exit_stack:
     )
     exit_stack.enter_context(closing(similarity.embedder))
     configure(cfg.reward, similarity, inputs.tokenizer.all_special_tokens)
-    log.info("rewards on two rows: %s", preflight.try_rewards(inputs.train))
+    log.info("rewards on two rows: %s", check.try_rewards(inputs.train))
     return folder
 
 
@@ -212,7 +210,7 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
     def begin(self) -> None:
         """Check how replies end, and evaluate the start."""
         if self.start.checkpoint is None:
-            ratio = preflight.sampled_ratio(
+            ratio = check.sampled_ratio(
                 self.inputs.train,
                 self.trainer.model,
                 self.inputs.tokenizer,

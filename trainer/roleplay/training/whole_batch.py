@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.rl.distributed import DistributedContext
-from trainer.roleplay.scoring.inputs import COLUMNS
+from trainer.roleplay.turn import COLUMNS
 
 #: Returns a number or None for each completion.
 RewardFunction = Callable[..., list[Any]]

@@ -69,7 +69,7 @@ def reward(cfg: BestOfNConfig) -> int:
 
 def report(run_dir: Path) -> int:
     """Write the page of the run's training."""
-    from trainer.sft.report import write_report
+    from trainer.sft.stats import write_report
 
     typer.echo(f"report: {write_report(run_dir / 'sft')}")
     return 0

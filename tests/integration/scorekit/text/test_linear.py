@@ -35,9 +35,9 @@ from tests.kits.hostile_texts import (
     sources,
 )
 from trainer.rl import control_tokens
+from trainer.roleplay import formulas
 from trainer.roleplay.korean import names
 from trainer.roleplay.reply import ParsedReply
-from trainer.roleplay.scoring import roles
 
 #: Functions that create patterns, with examples. `_compiled`: the operator's, from a setting.
 PATTERN_EXAMPLES = {
@@ -74,8 +74,8 @@ PATTERN_EXAMPLES = {
     ("trainer.roleplay.korean.names", "_pattern"): lambda: [
         names._pattern(name) for name in ("유나", "서유나", "Alex B")
     ],
-    ("trainer.roleplay.scoring.roles", "_speaker"): lambda: [],  # those of its module
-    ("trainer.roleplay.scoring.roles", "_label"): lambda: [roles._label("유나")],
+    ("trainer.roleplay.formulas", "_speaker"): lambda: [],  # those of its module
+    ("trainer.roleplay.formulas", "_label"): lambda: [formulas._label("유나")],
 }
 #: Patterns of a table that the code only matches at the start of a text, and never searches for.
 ONLY_MATCHED = [

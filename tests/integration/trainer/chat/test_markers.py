@@ -12,9 +12,14 @@ import trl
 from scorekit.errors import UserError
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, chat_tokenizer, template_text, turns
 from trainer.chat.config import ChatConfig
-from trainer.chat.markers import has_markers, marked, without_markers
 from trainer.chat.render import render, render_spans, tokenize
-from trainer.chat.template_check import repaired_template, training_template
+from trainer.chat.template_check import (
+    has_markers,
+    marked,
+    repaired_template,
+    training_template,
+    without_markers,
+)
 
 NAMES = sorted(path.stem for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 DIALOGUE = turns("안녕?", "네, 안녕하세요 😀", "왜?", "  그냥요 뷁\n", system="시스템")

@@ -16,7 +16,7 @@ from testing.servers import PATIENCE_S
 from tests.kits.forked import Command
 from tests.kits.trainer.roleplay import turn, write_turns
 from tests.kits.unwritable import NamedPipe
-from trainer.roleplay.calibration.anchors import FILE, read_calibration
+from trainer.roleplay.calibration import FILE, read_calibration
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint, read_state
 from trainer.runs.run_log import read_jsonl

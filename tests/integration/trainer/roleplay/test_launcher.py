@@ -14,8 +14,7 @@ import pytest
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import ServerEnded, ServiceUnreachable, UserError
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.roleplay.similarity import reach
-from trainer.roleplay.training.launcher import embedder_of
+from trainer.roleplay.similarity import embedder_of, reach
 
 ROOT = Path(__file__).parents[4]
 
@@ -54,7 +53,7 @@ def test_an_embedder_that_has_ended_is_not_waited_for(tmp_path):
 
 
 def test_it_is_told_who_is_waited_for_while_a_model_loads(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("trainer.roleplay.training.launcher.TELL_AFTER_S", 0.0)
+    monkeypatch.setattr("trainer.roleplay.similarity.TELL_AFTER_S", 0.0)
     (tmp_path / "empty").mkdir()
     cfg = RewardConfig(embedding_model=str(tmp_path / "empty"))
     with pytest.raises(UserError), embedder_of(cfg, tmp_path / "log"):

@@ -13,9 +13,9 @@ from scorekit.errors import UserError
 from tests.kits.trainer.roleplay import TEMPLATE, turn, write_policy, write_turns
 from trainer.__main__ import app
 from trainer.rl import policy
+from trainer.roleplay import formulas
 from trainer.roleplay.__main__ import main
 from trainer.roleplay.rewards import REWARDS
-from trainer.roleplay.scoring import grounding
 from trainer.roleplay.training.check import check_run
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import damage_reason
@@ -98,7 +98,7 @@ def test_an_adapter_that_trl_would_not_train_is_refused_before_loading(
 def test_a_run_that_learns_to_echo_the_user_is_warned_of(run_files, tmp_path, monkeypatch):
     """Check the warning with a patched count, because a tiny policy's replies are noise."""
     read = []
-    monkeypatch.setattr(grounding, "is_echo", lambda _: len(read) >= 14 or bool(read.append(0)))
+    monkeypatch.setattr(formulas, "is_echo", lambda _: len(read) >= 14 or bool(read.append(0)))
     run_roleplay(run_files.config(tmp_path / "run"))
     messages = (tmp_path / "run/messages.log").read_text(encoding="utf-8")
     assert "(evaluation), 0.00 at the start: the policy learns to repeat the user" in messages

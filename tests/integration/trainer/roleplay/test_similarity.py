@@ -18,7 +18,7 @@ from services.embedder.endpoint import EmbeddingsEndpoint
 from testing.fake_embedder import FakeEmbedder, vector_of
 from testing.servers import free_port, running_app, running_service
 from trainer.roleplay import rewards
-from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
+from trainer.roleplay.calibration import CANARIES, FILE, read_calibration
 from trainer.roleplay.cli import app
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (

@@ -20,8 +20,8 @@ from tests.kits.forked import Command, completed
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
 from trainer.chat.config import ChatConfig
-from trainer.chat.markers import has_markers, marked
 from trainer.chat.render import render
+from trainer.chat.template_check import has_markers, marked
 from trainer.rl import policy
 from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.run_log import read_jsonl

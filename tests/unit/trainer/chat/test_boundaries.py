@@ -20,9 +20,8 @@ from tests.kits.trainer.chat import (
     turns,
 )
 from trainer.chat.config import ChatConfig
-from trainer.chat.markers import marked
 from trainer.chat.render import render
-from trainer.chat.template_check import Finding, findings_of, label_samples
+from trainer.chat.template_check import Finding, findings_of, label_samples, marked
 
 DIALOGUE = turns(
     "안녕? 오늘 뭐 해 🙂",

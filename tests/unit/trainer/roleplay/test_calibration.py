@@ -12,14 +12,16 @@ import pytest
 
 from scorekit.client.embeddings import EmbeddingModel
 from scorekit.errors import UserError
-from trainer.roleplay.calibration.anchors import (
+from trainer.roleplay.calibrate import write_page
+from trainer.roleplay.calibration import (
     CANARIES,
+    LEAST_PAIRS,
     Anchors,
     Calibration,
+    fit,
     read_calibration,
+    separation,
 )
-from trainer.roleplay.calibration.fit import LEAST_PAIRS, fit, separation
-from trainer.roleplay.calibration.page import write_page
 from trainer.roleplay.turn import RoleplayTurn
 
 

@@ -6,10 +6,9 @@ import logging
 
 import pytest
 
+from trainer.roleplay.evaluation.diagnostics import ECHO, MAX_RISE, WINDOW, EchoWatch
+from trainer.roleplay.formulas import ReplyContext, is_echo, score_grounding
 from trainer.roleplay.reply import ParsedReply
-from trainer.roleplay.scoring.grounding import is_echo, score_grounding
-from trainer.roleplay.scoring.types import ReplyContext
-from trainer.roleplay.training.echo import ECHO, MAX_RISE, WINDOW, EchoWatch
 
 USER = "오늘은 몇 시에 나갈 거야?"
 

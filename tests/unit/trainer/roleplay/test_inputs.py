@@ -8,8 +8,12 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.roleplay import rewards
-from trainer.roleplay.rewards import REWARDS, reward_character_consistency, reward_format
-from trainer.roleplay.scoring.inputs import read_replies
+from trainer.roleplay.rewards import (
+    REWARDS,
+    read_replies,
+    reward_character_consistency,
+    reward_format,
+)
 
 GOOD = '유나는 웃었다.\n"오늘은 늦게까지 있을게요."'
 

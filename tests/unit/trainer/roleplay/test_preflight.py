@@ -14,7 +14,7 @@ from trainer.rl.policy import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of, load_train
 from trainer.roleplay.evaluation.evaluate import prompt_ids
-from trainer.roleplay.training.preflight import chat_findings, drop_overlong, read_turns
+from trainer.roleplay.training.check import chat_findings, drop_overlong, read_turns
 
 
 @pytest.mark.parametrize(("end", "passes"), [(2, True), (1, False)])

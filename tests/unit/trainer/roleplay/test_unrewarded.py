@@ -9,7 +9,7 @@ from tests.kits.trainer.roleplay import write_policy
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import load_policy
 from trainer.roleplay.evaluation.diagnostics import copied, distinct, repeated
-from trainer.roleplay.evaluation.kl import kl_to_start
+from trainer.roleplay.evaluation.evaluate import kl_to_start
 from trainer.roleplay.evaluation.stats import compute_stats, table
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.errors import UserError
-from trainer.chat.stops import load_generation_config
+from trainer.chat.render import load_generation_config
 from trainer.rl.config import PolicyConfig
 from trainer.runs.cli.weights import check_model
 

@@ -1,2 +1,0 @@
-"""Convert cosines to scores: two anchors for each use, fitted to an embedding model and its
-texts."""

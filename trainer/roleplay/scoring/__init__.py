@@ -1,1 +1,0 @@
-"""The formulas of the rewards of one reply; they make no requests."""
