@@ -28,8 +28,7 @@ from scorekit.paid.store import open_store
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
-from synth.config import SynthConfig, answers_place, languages, pair_configs
-from synth.config_sections import ANSWERS
+from synth.config import ANSWERS, SynthConfig, answers_place, languages, pair_configs
 from synth.context import Stage, StageContext
 from synth.execution.clients import EASY, asking, judge_request
 from synth.execution.cluster import connect, on_a_node

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from synth.config_sections import DataConfig
+from synth.config import DataConfig
 from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts

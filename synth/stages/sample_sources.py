@@ -20,8 +20,7 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.locks import RETRY_S, hold_locks, release
-from synth.config import SynthConfig
-from synth.config_sections import DataConfig
+from synth.config import DataConfig, SynthConfig
 from synth.context import StageContext
 from synth.cost import Cost, Sizes
 from synth.execution.stage_start import check_begun, own_shards

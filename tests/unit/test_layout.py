@@ -78,7 +78,6 @@ TRAINER = {
 _ROOMS_OF_SYNTH = (
     "synth.reasons",
     "synth.filters",
-    "synth.config_sections",
     "synth.config",
     "synth.cost",
     "synth.log",

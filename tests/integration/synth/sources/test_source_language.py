@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from scorekit.text.checks import whole_identifier
-from synth.config import SynthConfig
-from synth.config_sections import SegmentationConfig
+from synth.config import SegmentationConfig, SynthConfig
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import Document
 from synth.sources.parts import PartCounts
