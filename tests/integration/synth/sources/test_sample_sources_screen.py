@@ -86,13 +86,13 @@ def test_several_processes_screen_as_one(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from synth.sources import near_duplicates
+from synth.sources import screen
 from tests.kits.synth.sample_sources import config, run
-whole = near_duplicates.NearDuplicates.find
+whole = screen.NearDuplicates.find
 def find(self, able):
     whole(self, able)
     os.kill(os.getpid(), signal.SIGKILL)
-near_duplicates.NearDuplicates.find = find
+screen.NearDuplicates.find = find
 run(config(sys.argv[1], [sys.argv[2]], data={"near_duplicates": 0.7}))
 """
 
