@@ -1,8 +1,8 @@
 """Remove near duplicates and evaluation texts from the drawn sample.
 
 The merging process searches for both in the order of the sample, so that the result does not depend
-on the number of reading processes. The format filter searches translations
-for evaluation texts, too.
+on the number of reading processes. The format filter searches
+translations for evaluation texts, too.
 """
 
 from __future__ import annotations

@@ -29,8 +29,16 @@ from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest, record_columns
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
-from synth.sources.merge import choose, first_broken, no_source_reason, offer_part, unread
-from synth.sources.parts import Part, PartCounts, PartReaders
+from synth.sources.parts import (
+    Part,
+    PartCounts,
+    PartReaders,
+    choose,
+    first_broken,
+    no_source_reason,
+    offer_part,
+    unread,
+)
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum

@@ -9,11 +9,10 @@ import pytest
 
 from scorekit.text.checks import whole_identifier
 from synth.config import SegmentationConfig, SynthConfig
-from synth.sources.ingest import Ingest
+from synth.sources.ingest import Ingest, SourceLanguage, _Odds
 from synth.sources.madlad import Document
 from synth.sources.parts import PartCounts
 from synth.sources.sampling import BottomK
-from synth.sources.source_language import SourceLanguage, _Odds
 
 ROOT = Path(__file__).parents[4]
 MARGIN = SegmentationConfig().language_margin
