@@ -41,8 +41,7 @@ from synth.location import create_run_dir, warnings
 from synth.log import log_to
 from synth.reasons import Reason, explain
 from synth.report.page import write_report
-from synth.report.totals import write_stats
-from synth.report.views import write_views
+from synth.report.views import write_stats, write_views
 from synth.stages.table import BY_NAME, ORDER, map_stage
 from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
 from synth.storage.store import StageFolder
