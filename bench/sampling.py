@@ -18,7 +18,7 @@ from typing import Any
 from bench.common import WORK, Measurement, in_own_process, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.sources.measure import make_measure

@@ -30,11 +30,10 @@ from scorekit.locks import hold_locks
 from scorekit.prompts import load_template
 from scorekit.streams import lost_lines
 from synth.config import SynthConfig, languages
-from synth.context import Stage, StageContext
 from synth.execution.cluster import run_map_stage_on_ray
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage import GlobalStage, MapStage, Stage, StageContext
 from synth.execution.stage_start import check_begun, prepare_stage
-from synth.execution.stage_types import GlobalStage, MapStage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
 from synth.location import create_run_dir, warnings

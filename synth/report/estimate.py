@@ -21,8 +21,8 @@ from scorekit.errors import UserError
 from scorekit.llm.limits import read_timeout_s
 from scorekit.report.tables import at_full_width
 from synth.config import PART, SynthConfig
-from synth.context import Stage
 from synth.cost import PACKED_ALIKE, Cost, Sizes
+from synth.execution.stage import Stage
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.table import ORDER
 from synth.storage.stats import StageCounts, duration, funnel, process_stats

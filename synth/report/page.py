@@ -23,7 +23,7 @@ from scorekit.languages import find_language
 from scorekit.report.page import chart_image, write_html
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
-from synth.context import Stage
+from synth.execution.stage import Stage
 from synth.reasons import explain
 from synth.sources.sampling import TYPES
 from synth.stages.format_filter import FormatFilter
@@ -37,6 +37,7 @@ BARS = 40  # of a chart
 _LINES = 10  # of files, that could not be read
 SHOWN = 8  # pairs of each kind that were kept
 _PER_STRATUM, _RESCUED = 3, 6  # of a length bucket; of all
+_REJECTED, _CODES = 2, 60  # of a reason
 
 
 def write_report(

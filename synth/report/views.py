@@ -19,7 +19,7 @@ from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer, write_atomic
 from scorekit.locks import hold_locks
-from synth.context import Stage, StageContext
+from synth.execution.stage import Stage, StageContext
 from synth.location import need_run
 from synth.stages.table import BY_NAME, ORDER
 from synth.storage.distributions import as_dicts

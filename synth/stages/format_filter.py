@@ -16,7 +16,7 @@ from scorekit.text.rules import Pair
 from synth.config import SynthConfig
 from synth.cost import PACKED_ALIKE, Cost, Sizes
 from synth.execution.clients import Clients
-from synth.execution.stage_types import MapStage
+from synth.execution.stage import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
 from synth.reasons import Code, Family, FamilyCode, Reason, RuleCode
 from synth.record import KeptRecord, RejectedRecord

@@ -14,7 +14,7 @@ from scorekit.text import checks
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients, Score, metricx_settings, teacher_settings
-from synth.execution.stage_types import MapStage
+from synth.execution.stage import MapStage
 from synth.reasons import Family, FamilyCode, Reason, RuleCode
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum

@@ -83,7 +83,6 @@ _ROOMS_OF_SYNTH = (
     "synth.log",
     "synth.storage",
     "synth.record",
-    "synth.context",
     "synth.sources",
     "synth.execution",
     "synth.export",

@@ -9,7 +9,7 @@ import structlog
 import structlog.testing
 
 from scorekit.errors import ScorekitError
-from synth.context import StageIncomplete
+from synth.execution.stage import StageIncomplete
 from synth.report.estimate import status
 from synth.storage.store import StageFolder
 from testing.judge import running_judge

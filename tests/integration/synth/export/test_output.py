@@ -14,7 +14,7 @@ from rich.console import Console
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.report.estimate import Rates, estimate, plan, status
 from synth.report.page import write_report
 from synth.report.views import write_stats, write_views

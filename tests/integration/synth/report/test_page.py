@@ -10,7 +10,7 @@ import re
 import pytest
 
 from scorekit.config import save_config
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.report.page import Smallest, pick_examples, write_report
 from synth.report.views import write_stats
 from synth.storage.store import StageFolder

@@ -7,11 +7,10 @@ import asyncio
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import StageContext
 from synth.cost import Cost
 from synth.execution.driver import run_map_stage
+from synth.execution.stage import MapStage, StageContext
 from synth.execution.stage_start import prepare_stage
-from synth.execution.stage_types import MapStage
 from synth.record import KeptRecord, RejectedRecord
 from synth.report.estimate import estimate, plan, status
 from synth.report.page import write_report

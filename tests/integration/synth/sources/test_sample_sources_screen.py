@@ -12,7 +12,7 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage
