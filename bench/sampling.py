@@ -17,9 +17,8 @@ from typing import Any
 
 from bench.common import WORK, Measurement, in_own_process, run
 from demo.madlad_shard import documents, write_shard
-from synth.config import SynthConfig
-from synth.config_sections import BucketingConfig
-from synth.context import StageContext
+from synth.config import BucketingConfig, SynthConfig
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.sources.measure import make_measure

@@ -149,7 +149,7 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
     with _clean_exit():
         from rich.console import Console
 
-        from synth.report.tables import status as status_table
+        from synth.report.estimate import status as status_table
 
         cfg = _load(config, set_)
         for pair_cfg in _existing_pairs(cfg).values():
@@ -176,8 +176,8 @@ def estimate(
         from rich.console import Console
 
         from synth.config import pair_configs
-        from synth.report.rates import Rates
-        from synth.report.tables import estimate as estimate_table
+        from synth.report.estimate import Rates
+        from synth.report.estimate import estimate as estimate_table
 
         cfg = _load(config, set_)
         rates = Rates(tokens_per_s, scores_per_s, verdicts_per_s)

@@ -21,7 +21,7 @@ from scorekit.files import replace_file, temporary_of, write_atomic
 from scorekit.languages import language_name
 from scorekit.locks import hold_locks
 from synth.config import SynthConfig, languages, pair_configs
-from synth.context import StageIncomplete
+from synth.execution.stage import StageIncomplete
 from synth.export.card import render, size_category
 from synth.export.files import FOLDER
 from synth.preflight import need_passing

@@ -28,9 +28,7 @@ from scorekit.paid.store import open_store
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
-from synth.config import SynthConfig, answers_place, languages, pair_configs
-from synth.config_sections import ANSWERS
-from synth.context import Stage, StageContext
+from synth.config import ANSWERS, SynthConfig, answers_place, languages, pair_configs
 from synth.execution.clients import EASY, asking, judge_request
 from synth.execution.cluster import connect, on_a_node
 from synth.execution.services import (
@@ -45,8 +43,8 @@ from synth.execution.services import (
     service_info,
     watching,
 )
+from synth.execution.stage import MapStage, Stage, StageContext
 from synth.execution.stage_start import continued_manifest, requested_manifest
-from synth.execution.stage_types import MapStage
 from synth.location import check_claim
 from synth.reasons import Reason
 from synth.run import RunOptions, run_folder, stage_context

@@ -9,7 +9,7 @@ from scorekit.errors import UserError
 from scorekit.locks import hold_locks
 from scorekit.paid.repair import repaired_lines
 from synth.config import SynthConfig, answers_place
-from synth.context import Stage
+from synth.execution.stage import Stage
 from synth.location import need_run
 from synth.stages.table import ORDER
 from synth.storage.store import StageFolder

@@ -30,19 +30,17 @@ from scorekit.locks import hold_locks
 from scorekit.prompts import load_template
 from scorekit.streams import lost_lines
 from synth.config import SynthConfig, languages
-from synth.context import Stage, StageContext
 from synth.execution.cluster import run_map_stage_on_ray
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage import GlobalStage, MapStage, Stage, StageContext
 from synth.execution.stage_start import check_begun, prepare_stage
-from synth.execution.stage_types import GlobalStage, MapStage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
 from synth.location import create_run_dir, warnings
 from synth.log import log_to
 from synth.reasons import Reason, explain
 from synth.report.page import write_report
-from synth.report.totals import write_stats
-from synth.report.views import write_views
+from synth.report.views import write_stats, write_views
 from synth.stages.table import BY_NAME, ORDER, map_stage
 from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
 from synth.storage.store import StageFolder

@@ -114,7 +114,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
     "synth": {
         "config, reasons": "synth",
         "storage": "synth.storage",
-        "stage interface": "synth.record synth.context",
+        "results of a record": "synth.record",
         "sources": "synth.sources",
         "execution": "synth.execution",
         "export": "synth.export",

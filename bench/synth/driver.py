@@ -20,9 +20,9 @@ from typing import Any
 from bench.common import WORK, Measurement, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
-from synth.context import StageContext
 from synth.execution.driver import run_map_stage
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128

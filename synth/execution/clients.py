@@ -1,4 +1,7 @@
-"""The services of a stage: teacher, MetricX, judge. Cached answers are not requested again."""
+"""The services of a stage: teacher, MetricX, judge. Cached answers are not requested again.
+
+Small calls of MetricX go together in one request.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ from scorekit.languages import language_name
 from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.paid.answers import Store
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
+from scorekit.schemas import Result
 from scorekit.text.chat_marks import neutral, restored
 from synth.config import SynthConfig, languages
-from synth.execution.coalescing import CoalescingScorer
 from synth.reasons import Family
 from synth.record import SourceFailed, TemporaryFailure
 from synth.storage.stats import CallStats, StageStats
@@ -372,3 +375,85 @@ def _runs(indexes: Sequence[int], max_length: int) -> Iterator[range]:
 
 def _is_transient(result: Mapping[str, Any] | None) -> bool:
     return result is not None and not result["ok"] and is_transient(result["error"])
+
+
+#: Largest number of partial requests in flight; further calls are collected meanwhile.
+FEW = 4
+
+
+class CoalescingScorer:
+    """Wraps a client's `score` for bulk calls without options.
+
+    A request costs the driver 5 ms regardless of its size, and the prefilter has two samples per
+    record. Calls do not wait for a full request while fewer than `FEW` requests are in flight.
+    """
+
+    def __init__(self, client: ScoringClient, size: int) -> None:
+        """Wrap a client. size: samples of a full request."""
+        self._client = client
+        self._size = size
+        self._waiting: list[tuple[Sequence[Mapping[str, Any]], asyncio.Future[Any]]] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def score(self, samples: Sequence[Mapping[str, Any]]) -> list[Result]:
+        """Return the results in order. All calls of a merged request raise the client's error."""
+        if len(samples) >= self._size:
+            return await self._client.score(samples, priority="bulk")
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[list[Result]] = loop.create_future()
+        self._waiting.append((samples, turn))
+        loop.call_soon(self._start)  # after the other calls of this loop iteration
+        return await turn
+
+    def _start(self, _: Any = None) -> None:
+        while self._waiting:
+            self._waiting = [call for call in self._waiting if not call[1].cancelled()]
+            total = count = 0
+            for samples, _turn in self._waiting:
+                if total + len(samples) > self._size:
+                    break
+                total, count = total + len(samples), count + 1
+            if len(self._under_way) >= FEW and count == len(self._waiting):
+                return
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
+            task = asyncio.get_running_loop().create_task(self._send(batch))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            task.add_done_callback(self._start)
+
+    async def _send(self, batch: Sequence[tuple[Sequence[Any], asyncio.Future[Any]]]) -> None:
+        samples = [sample for call_samples, _ in batch for sample in call_samples]
+        try:
+            results = await self._client.score(samples, priority="bulk")
+        except Exception as error:
+            for _, turn in batch:
+                if not turn.done():
+                    turn.set_exception(error)
+            return
+        start = 0
+        for call_samples, turn in batch:
+            if not turn.done():
+                turn.set_result(results[start : start + len(call_samples)])
+            start += len(call_samples)
+
+
+def teacher_settings(cfg: SynthConfig) -> dict[str, Any]:
+    """Return the settings of teacher requests. URLs, timeouts and concurrency do not matter."""
+    generation, revision = cfg.teacher.generation, cfg.teacher.revision
+    source, target = languages(cfg)
+    return {
+        "teacher": cfg.teacher.model,
+        **({} if revision is None else {"revision": revision}),
+        "prompt": load_template(cfg.teacher.prompt),
+        "languages": [source, target],
+        **({"own": [custom.name for custom in cfg.data.languages]} if cfg.data.languages else {}),
+        "seed": cfg.run.seed if generation.seed is None else generation.seed,
+        "top_p": generation.top_p,
+        "max_tokens": generation.max_tokens,
+        "max_tokens_blob": generation.max_tokens_blob,
+    }
+
+
+def metricx_settings(cfg: SynthConfig) -> dict[str, Any]:
+    """Return the settings of scores."""
+    return {"metricx": cfg.metricx.checkpoint}

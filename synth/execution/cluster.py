@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
-from synth.context import StageContext, StageIncomplete
-from synth.execution.driver import run_map_stage
+from synth.execution.driver import run_async, run_map_stage
 from synth.execution.processes import shared_budget
+from synth.execution.stage import MapStage, StageContext, StageIncomplete
 from synth.execution.stage_start import own_shards
-from synth.execution.stage_types import MapStage, run_async
 
 T = TypeVar("T")
 

@@ -19,15 +19,14 @@ from typing import IO, Any
 
 import structlog
 
-from scorekit.errors import UserError
+from scorekit.errors import ScorekitError, UserError
 from scorekit.locks import RETRY_S, hold_locks, release
-from synth.context import StageContext, StageIncomplete
 from synth.execution.clients import Clients
 from synth.execution.services import open_clients
+from synth.execution.stage import MapStage, StageContext, StageIncomplete
 from synth.execution.stage_start import check_begun, own_shards
-from synth.execution.stage_types import MapStage
 from synth.record import DeferredRecord, KeptRecord, RejectedRecord, TemporaryFailure
-from synth.storage.locks import WorkClaims
+from synth.storage.shares import WorkClaims
 from synth.storage.store import Record, ShardWriter, StageFolder, read_records
 
 log = structlog.get_logger()
@@ -78,6 +77,18 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageCon
                     await slots.acquire()
     if ctx.stats.open:
         raise StageIncomplete(stage.name, ctx.stats.open)
+
+
+def run_async(work: Any) -> None:
+    """Run a coroutine; raise the error that ended a task group instead of the group."""
+    try:
+        asyncio.run(work)
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            own_errors = [e for e in error.exceptions if isinstance(e, ScorekitError)]
+            error = (own_errors or error.exceptions)[0]
+        raise error from None
 
 
 def _plan(

@@ -19,10 +19,9 @@ from typing import Any
 from scorekit.errors import ScorekitError
 from scorekit.streams import protect_streams, stop_waiting
 from synth.config import SynthConfig
-from synth.context import StageContext, StageIncomplete
-from synth.execution.driver import run_map_stage
+from synth.execution.driver import run_async, run_map_stage
+from synth.execution.stage import MapStage, StageContext, StageIncomplete
 from synth.execution.stage_start import own_shards
-from synth.execution.stage_types import MapStage, run_async
 from synth.log import log_to
 
 #: Seconds between two stats messages of a process.

@@ -20,8 +20,7 @@ from scorekit.files import write_atomic
 from scorekit.llm import LLMClient
 from scorekit.paid.store import open_store
 from scorekit.schemas import Info
-from synth.config import SynthConfig, answers_place
-from synth.config_sections import ANSWERS
+from synth.config import ANSWERS, SynthConfig, answers_place
 from synth.execution.clients import Clients
 from synth.storage.stats import StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_json, to_line

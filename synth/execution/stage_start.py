@@ -9,7 +9,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries
 from scorekit.locks import hold_locks
-from synth.context import Stage, StageContext
+from synth.execution.stage import Stage, StageContext
 from synth.storage.store import StageFolder, digest_of
 
 

@@ -10,7 +10,7 @@ import scorekit
 from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
 from synth.storage.stats import StageCounts
 from synth.storage.store import StageFolder, read_json

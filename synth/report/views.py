@@ -1,4 +1,5 @@
-"""Views: the records of shards as one readable file.
+"""What a run writes after each stage: stats.json, and views, the records of shards as one readable
+file.
 
 A view is written once, when its stage is done; each stage appends to `rejected.jsonl`. With more
 than `run.view_records` records no view is written, because it would need the disk space again,
@@ -7,8 +8,10 @@ uncompressed. `shown_records` works in both cases.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,12 +19,56 @@ from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer, write_atomic
 from scorekit.locks import hold_locks
-from synth.context import StageContext
+from synth.execution.stage import Stage, StageContext
 from synth.location import need_run
 from synth.stages.table import BY_NAME, ORDER
+from synth.storage.distributions import as_dicts
+from synth.storage.stats import funnel, process_stats, shortfall, unreadable
 from synth.storage.store import REJECTED, Record, StageFolder, digest_of, open_lines, to_line
 
 _STATE = ".views.json"
+
+
+def write_stats(ctx: StageContext, stage: str) -> dict[str, Any]:
+    """Write this process's stats of a stage, then stats.json from the stages' folders; return
+    it."""
+    ctx.stats.flush(ctx.folder(stage), every_s=0.0)
+    stages = {}
+    for counts in funnel(BY_NAME, ctx.out_dir):
+        folder = ctx.folder(counts.stage)
+        stages[counts.stage] = {
+            "records_in": counts.records_in,
+            "records_out": counts.records_out,
+            "rejected": counts.rejected,
+            "told": counts.told,
+            "unreadable": unreadable(folder),
+            "shortfall": shortfall(folder),
+            "shards": counts.shards,
+            "shards_done": counts.done,
+            **process_stats(folder),
+            "distributions": _distributions(ctx, BY_NAME[counts.stage]) if folder.done() else {},
+        }
+    stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
+    text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
+    write_atomic(ctx.out_dir / "stats.json", text.encode())
+    return stats
+
+
+def _distributions(ctx: StageContext, stage: Stage) -> dict[str, Any]:
+    """Return a stage's distributions; its records are read once, not after every later stage."""
+    folder = ctx.folder(stage.name)
+    digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
+    digest = digest_of(digests)
+    path = folder.path / "distributions.json"
+    try:
+        stored = parse_json(path.read_bytes())
+        if stored["of"] == digest:
+            return dict(stored["distributions"])
+    except (FileNotFoundError, ValueError, KeyError):
+        pass
+    distributions = as_dicts(stage.distributions(ctx.cfg, folder.records()))
+    write_atomic(path, to_line({"of": digest, "distributions": distributions}))
+    return distributions
 
 
 def write_views(ctx: StageContext, stage: str) -> list[Path]:

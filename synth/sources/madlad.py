@@ -26,7 +26,7 @@ from scorekit.errors import UserError
 from scorekit.hub import hub_errors
 from scorekit.languages import find_language, unknown_language
 from scorekit.rows.read import TEXT, RowFile
-from synth.config_sections import DataConfig
+from synth.config import DataConfig
 from synth.reasons import Reason
 
 #: The commit of allenai/MADLAD-400 that this was written for: layout v1.

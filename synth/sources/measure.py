@@ -10,7 +10,7 @@ import numpy as np
 
 from scorekit.errors import UserError
 from scorekit.languages import find_language
-from synth.config_sections import BucketingConfig
+from synth.config import BucketingConfig
 
 Measure = Callable[[Sequence[str]], list[float]]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from synth.config_sections import BlobConfig, BucketingConfig
+from synth.config import BlobConfig, BucketingConfig
 
 #: The types of sources, in the order of their strata.
 TYPES = ("sentence", "blob")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scorekit.text.sentences import after_space, split_sentences
-from synth.config_sections import SegmentationConfig
+from synth.config import SegmentationConfig
 from synth.reasons import Reason, RuleCode
 from synth.sources.madlad import Document
 from synth.sources.measure import category_weights, char_sums

@@ -15,9 +15,8 @@ from scorekit.errors import UserError
 from scorekit.files import put_folder, write_atomic
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
-from synth.context import StageContext
 from synth.cost import PACKED, Cost, Sizes
-from synth.execution.stage_types import GlobalStage
+from synth.execution.stage import GlobalStage, StageContext
 from synth.export.card import card
 from synth.export.files import FOLDER, FileJob, changed_files, is_written, plan_files, write_files
 from synth.export.manifest import corpus, write_manifest

@@ -16,12 +16,12 @@ from scorekit.text.rules import Pair
 from synth.config import SynthConfig
 from synth.cost import PACKED_ALIKE, Cost, Sizes
 from synth.execution.clients import Clients
-from synth.execution.stage_types import MapStage
+from synth.execution.stage import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
 from synth.reasons import Code, Family, FamilyCode, Reason, RuleCode
 from synth.record import KeptRecord, RejectedRecord
-from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
+from synth.sources.screen import digests, evaluation_texts
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 

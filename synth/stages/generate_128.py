@@ -7,11 +7,10 @@ from typing import Any
 
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
-from synth.execution.clients import Clients
-from synth.execution.stage_types import MapStage
+from synth.execution.clients import Clients, teacher_settings
+from synth.execution.stage import MapStage
 from synth.reasons import Reason
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
-from synth.stages.settings import teacher_settings
 from synth.storage.store import Record
 
 

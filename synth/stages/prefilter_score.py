@@ -13,11 +13,10 @@ from scorekit.llm.wire import unfinished_reason
 from scorekit.text import checks
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
-from synth.execution.clients import Clients, Score
-from synth.execution.stage_types import MapStage
+from synth.execution.clients import Clients, Score, metricx_settings, teacher_settings
+from synth.execution.stage import MapStage
 from synth.reasons import Family, FamilyCode, Reason, RuleCode
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
-from synth.stages.settings import metricx_settings, teacher_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 

@@ -20,23 +20,29 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.locks import RETRY_S, hold_locks, release
-from synth.config import SynthConfig
-from synth.config_sections import DataConfig
-from synth.context import StageContext
+from synth.config import DataConfig, SynthConfig
 from synth.cost import Cost, Sizes
+from synth.execution.stage import GlobalStage, StageContext
 from synth.execution.stage_start import check_begun, own_shards
-from synth.execution.stage_types import GlobalStage
 from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest, record_columns
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
-from synth.sources.merge import choose, first_broken, no_source_reason, offer_part, unread
-from synth.sources.parts import Part, PartCounts, PartReaders
+from synth.sources.parts import (
+    Part,
+    PartCounts,
+    PartReaders,
+    choose,
+    first_broken,
+    no_source_reason,
+    offer_part,
+    unread,
+)
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
-from synth.storage.locks import WorkClaims
 from synth.storage.parquet import ParquetFile
+from synth.storage.shares import WorkClaims
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
 log = structlog.get_logger()

@@ -10,15 +10,13 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.locks import hold_locks
 from synth.config import SynthConfig
-from synth.context import StageContext
 from synth.cost import Cost, Sizes
-from synth.execution.clients import Clients
-from synth.execution.stage_types import MapStage
+from synth.execution.clients import Clients, metricx_settings
+from synth.execution.stage import MapStage, StageContext
 from synth.reasons import Reason
 from synth.record import KeptRecord, RejectedRecord
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output, no_score_code
-from synth.stages.settings import metricx_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 

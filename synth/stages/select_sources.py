@@ -19,9 +19,8 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.numeric import below, lowest_equal
 from synth.config import SynthConfig
-from synth.context import StageContext
 from synth.cost import Cost, Sizes
-from synth.execution.stage_types import GlobalStage
+from synth.execution.stage import GlobalStage, StageContext
 from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.stages.prefilter_score import improvement, improvements

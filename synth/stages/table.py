@@ -1,14 +1,13 @@
 """The stages in order; this is the only place that defines it.
 
 The command, the estimate, status, the views, the report and stats.json go through this table, and
-ask each stage for what is its own (`synth.context.Stage`).
+ask each stage for what is its own (`synth.execution.stage.Stage`).
 """
 
 from __future__ import annotations
 
 from scorekit.errors import UserError
-from synth.context import Stage
-from synth.execution.stage_types import MapStage
+from synth.execution.stage import MapStage, Stage
 from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128

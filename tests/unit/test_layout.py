@@ -78,13 +78,11 @@ TRAINER = {
 _ROOMS_OF_SYNTH = (
     "synth.reasons",
     "synth.filters",
-    "synth.config_sections",
     "synth.config",
     "synth.cost",
     "synth.log",
     "synth.storage",
     "synth.record",
-    "synth.context",
     "synth.sources",
     "synth.execution",
     "synth.export",

@@ -19,8 +19,8 @@ from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
-from synth.context import StageContext
 from synth.execution.services import open_clients
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.record import RejectedRecord, source_id
 from synth.run import RunOptions, run_stages

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from synth.config import PART, SynthConfig
-from synth.context import StageContext
 from synth.execution.clients import EASY
 from synth.execution.driver import run_map_stage
+from synth.execution.stage import MapStage, StageContext
 from synth.execution.stage_start import prepare_stage
-from synth.execution.stage_types import MapStage
 from synth.record import source_id
 from synth.stages.table import ORDER
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of

@@ -12,10 +12,9 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from synth.config import SynthConfig
-from synth.context import StageContext
 from synth.execution.driver import run_map_stage
+from synth.execution.stage import GlobalStage, StageContext
 from synth.execution.stage_start import prepare_stage
-from synth.execution.stage_types import GlobalStage
 from synth.record import source_id
 from synth.stages.table import ORDER, map_stage
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.stages.sample_sources import SampleSources
 from synth.storage.store import Record, StageFolder, digest_file

@@ -23,7 +23,7 @@ from scorekit.paid.account import ApiUsage
 from scorekit.paid.answers import paid_key
 from scorekit.paid.repair import repair_database
 from scorekit.paid.store import judge_of, open_store, spent_in
-from synth.config_sections import ANSWERS
+from synth.config import ANSWERS
 from synth.storage.store import digest_of
 from testing.redis_process import running_redis
 from trainer.search.answer.config import SEARCH

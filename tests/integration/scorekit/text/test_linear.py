@@ -160,7 +160,7 @@ def run_functions() -> None:
     from scorekit.text.sentences import split_sentences
     from services.judge.fence import defused
     from services.judge.rules import judge_translation
-    from synth.config_sections import SegmentationConfig
+    from synth.config import SegmentationConfig
     from synth.filters import RuleConfig, check_rules
     from synth.sources.segment import find_blobs, find_segments
 

@@ -9,8 +9,8 @@ import pytest
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
-from synth.context import StageContext
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from testing.servers import running_app, wait_ready
 from tests.kits.spawned import forked_workers

@@ -13,7 +13,7 @@ from scorekit.server.fake import FakeBackend, fake_score
 from synth.export.card import card
 from synth.reasons import explain
 from synth.report.page import _code_rows, write_report
-from synth.report.totals import write_stats
+from synth.report.views import write_stats
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage, funnel
 from synth.storage.store import StageFolder

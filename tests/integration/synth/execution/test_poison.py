@@ -9,8 +9,8 @@ import structlog
 import structlog.testing
 
 from scorekit.errors import ScorekitError
-from synth.context import StageIncomplete
-from synth.report.tables import status
+from synth.execution.stage import StageIncomplete
+from synth.report.estimate import status
 from synth.storage.store import StageFolder
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI, _BrokenOff, _error

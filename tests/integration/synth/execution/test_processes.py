@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from scorekit.errors import UserError
-from synth.context import StageContext, StageIncomplete
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage import StageContext, StageIncomplete
 from synth.execution.stage_start import prepare_stage
 from synth.storage.stats import process_stats
 from testing.servers import PATIENCE_S, wait_until

@@ -9,10 +9,9 @@ import pytest
 
 from scorekit.errors import ServiceUnreachable, UserError
 from synth.config import answers_place
-from synth.context import StageContext
 from synth.execution.cluster import run_map_stage_on_ray, shared_budget, with_absolute_answers
+from synth.execution.stage import MapStage, StageContext
 from synth.execution.stage_start import prepare_stage
-from synth.execution.stage_types import MapStage
 from synth.preflight import check_run
 from synth.run import RunOptions
 from testing.servers import PATIENCE_S, wait_until

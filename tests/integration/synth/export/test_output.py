@@ -14,13 +14,10 @@ from rich.console import Console
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from synth.context import StageContext
-from synth.report.estimate import plan
+from synth.execution.stage import StageContext
+from synth.report.estimate import Rates, estimate, plan, status
 from synth.report.page import write_report
-from synth.report.rates import Rates
-from synth.report.tables import estimate, status
-from synth.report.totals import write_stats
-from synth.report.views import write_views
+from synth.report.views import write_stats, write_views
 from synth.storage.distributions import Distribution
 from synth.storage.stats import Exporter, StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_records

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from synth.report.estimate import plan
-from synth.report.rates import TOKENS_PER_S, Rates, measured_rates
-from synth.report.tables import estimate
+from synth.report.estimate import TOKENS_PER_S, Rates, estimate, measured_rates, plan
 from synth.storage.stats import CallStats, StageStats
 from synth.storage.store import StageFolder
 from tests.kits.synth import driver

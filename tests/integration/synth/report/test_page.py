@@ -10,10 +10,9 @@ import re
 import pytest
 
 from scorekit.config import save_config
-from synth.context import StageContext
-from synth.report.examples import Smallest, pick_examples
-from synth.report.page import write_report
-from synth.report.totals import write_stats
+from synth.execution.stage import StageContext
+from synth.report.page import Smallest, pick_examples, write_report
+from synth.report.views import write_stats
 from synth.storage.store import StageFolder
 from tests.kits.synth.output import HOSTILE, config, make_run, run_export, run_filter, write_stage
 

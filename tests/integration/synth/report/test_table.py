@@ -7,17 +7,14 @@ import asyncio
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import StageContext
 from synth.cost import Cost
 from synth.execution.driver import run_map_stage
+from synth.execution.stage import MapStage, StageContext
 from synth.execution.stage_start import prepare_stage
-from synth.execution.stage_types import MapStage
 from synth.record import KeptRecord, RejectedRecord
-from synth.report.estimate import plan
+from synth.report.estimate import estimate, plan, status
 from synth.report.page import write_report
-from synth.report.tables import estimate, status
-from synth.report.totals import write_stats
-from synth.report.views import write_views
+from synth.report.views import write_stats, write_views
 from synth.stages.table import BY_NAME, ORDER, in_order, named
 from synth.storage.distributions import Distribution, DistributionChart
 from tests.kits.synth.output import config, make_run, printed

@@ -13,7 +13,7 @@ from demo.madlad_shard import documents
 from scorekit.config import load_config
 from synth.__main__ import app
 from synth.config import SynthConfig
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.export.manifest import corpus
 from synth.report.page import write_report
 from synth.storage.store import StageFolder

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from synth.config_sections import DataConfig
+from synth.config import DataConfig
 from synth.sources.madlad import DATASET, hub_pattern
 from tests.kits import forked
 from tests.kits.hub_server import Hub, Repo
@@ -86,7 +86,7 @@ def test_the_example_reads_the_files_that_a_run_reads(hub: Hub, tmp_path: Path) 
     assert names["FILES"] == hub_pattern(DataConfig(src_lang="kor", tgt_lang="eng"))
     code = (
         "import sys\n"
-        "from synth.config_sections import DataConfig\n"
+        "from synth.config import DataConfig\n"
         "from synth.sources.madlad import read_documents, source_files\n"
         "files = source_files(DataConfig(src_lang=sys.argv[1], tgt_lang='eng'))\n"
         "for file in files:\n"

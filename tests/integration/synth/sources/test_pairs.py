@@ -14,7 +14,7 @@ from scorekit.config import save_config
 from scorekit.errors import UserError
 from synth.__main__ import app
 from synth.config import SynthConfig, pair_configs
-from synth.context import StageIncomplete
+from synth.execution.stage import StageIncomplete
 from synth.pairs import run_pairs
 from synth.run import RunOptions
 from synth.stages.table import named

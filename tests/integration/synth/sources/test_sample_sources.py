@@ -10,8 +10,8 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.config_sections import DataConfig
-from synth.context import StageContext
+from synth.config import DataConfig
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.sources.madlad import (
     REVISION,

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.sources import ingest
 from synth.sources.ingest import Ingest
 from synth.sources.parts import Part, PartWriter

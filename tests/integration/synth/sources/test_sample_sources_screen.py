@@ -12,7 +12,7 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.execution.stage_start import prepare_stage
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage
@@ -86,13 +86,13 @@ def test_several_processes_screen_as_one(tmp_path):
 
 KILLED = """
 import os, signal, sys
-from synth.sources import near_duplicates
+from synth.sources import screen
 from tests.kits.synth.sample_sources import config, run
-whole = near_duplicates.NearDuplicates.find
+whole = screen.NearDuplicates.find
 def find(self, able):
     whole(self, able)
     os.kill(os.getpid(), signal.SIGKILL)
-near_duplicates.NearDuplicates.find = find
+screen.NearDuplicates.find = find
 run(config(sys.argv[1], [sys.argv[2]], data={"near_duplicates": 0.7}))
 """
 

@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from scorekit.text.checks import whole_identifier
-from synth.config import SynthConfig
-from synth.config_sections import SegmentationConfig
-from synth.sources.ingest import Ingest
+from synth.config import SegmentationConfig, SynthConfig
+from synth.sources.ingest import Ingest, SourceLanguage, _Odds
 from synth.sources.madlad import Document
 from synth.sources.parts import PartCounts
 from synth.sources.sampling import BottomK
-from synth.sources.source_language import SourceLanguage, _Odds
 
 ROOT = Path(__file__).parents[4]
 MARGIN = SegmentationConfig().language_margin

@@ -10,7 +10,7 @@ import pytest
 import synth.execution.clients
 from scorekit.errors import ScorekitError, UserError
 from synth.report.page import write_report
-from synth.report.totals import write_stats
+from synth.report.views import write_stats
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder, read_records
 from testing.judge import running_judge

@@ -17,7 +17,7 @@ from scorekit.locks import hold_locks
 from scorekit.paid.repair import repair_database
 from scorekit.paid.store import open_store
 from synth.__main__ import app
-from synth.config_sections import ANSWERS, REDIS_PASSWORD, RunConfig
+from synth.config import ANSWERS, REDIS_PASSWORD, RunConfig
 from synth.storage.store import digest_of
 from testing.redis_process import running_redis
 from tests.kits import forked

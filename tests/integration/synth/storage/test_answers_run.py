@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from scorekit.errors import SampleError, UserError
 from scorekit.paid.sqlite import SqliteStore
 from synth.__main__ import app
-from synth.context import StageIncomplete
 from synth.execution import clients as module
+from synth.execution.stage import StageIncomplete
 from synth.repair import repair
 from synth.run import RunOptions, run_stages
 from synth.storage.store import ShardWriter, StageFolder, read_records

@@ -18,8 +18,8 @@ from scorekit.files import temporary_of
 from scorekit.locks import hold_locks, try_lock
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
-from synth.context import StageContext, StageIncomplete
 from synth.execution.driver import run_map_stage
+from synth.execution.stage import StageContext, StageIncomplete
 from synth.execution.stage_start import clear, prepare_stage
 from synth.pairs import write_dataset
 from synth.run import RunOptions, run_stages

@@ -17,7 +17,7 @@ from scorekit.files import write_atomic
 from scorekit.locks import hold_locks, holder
 from scorekit.net.retry import Deadline
 from synth.__main__ import app
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.log import log_to
 from synth.run import run_stage
 from synth.stages.table import BY_NAME

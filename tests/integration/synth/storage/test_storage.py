@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from scorekit.errors import UserError
 from scorekit.files import temporary_of, write_atomic
 from synth.__main__ import app
-from synth.context import StageContext
+from synth.execution.stage import StageContext
 from synth.repair import repair
 from synth.report.views import write_views
 from synth.run import RunOptions, run_stages

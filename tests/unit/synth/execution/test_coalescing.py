@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from synth.execution.coalescing import FEW, CoalescingScorer
+from synth.execution.clients import FEW, CoalescingScorer
 
 
 class Client:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.errors import UserError
-from synth.sources.decontaminate import EvaluationTexts, digests, evaluation_texts
+from synth.sources.screen import EvaluationTexts, digests, evaluation_texts
 
 LONG = (
     "The committee met on Tuesday to discuss whether the old bridge over the river should be "

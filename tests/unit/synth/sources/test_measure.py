@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.errors import UserError
-from synth.config_sections import BucketingConfig
+from synth.config import BucketingConfig
 from synth.sources.measure import approx_tokens, make_measure, whitespace
 
 #: A tokenizer that appends its own end token to every text unless this is disabled.

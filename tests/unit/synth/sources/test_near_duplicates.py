@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.sources import near_duplicates
-from synth.sources.near_duplicates import NearDuplicates, plan_bands, signatures
+from synth.sources import screen
+from synth.sources.screen import NearDuplicates, plan_bands, signatures
 from tests.kits.examples import examples
 
 
@@ -94,11 +94,11 @@ def test_what_is_taken_out_resembles_an_earlier_text_and_what_stays_does_not(
     texts = make_texts(plan)
     folder = tmp_path_factory.mktemp("near")
     matches = find(folder, texts)
-    chunk_size, near_duplicates._CHUNK = near_duplicates._CHUNK, chunk
+    chunk_size, screen._CHUNK = screen._CHUNK, chunk
     try:
         assert find(folder, texts, batch=batch) == matches
     finally:
-        near_duplicates._CHUNK = chunk_size
+        screen._CHUNK = chunk_size
     marks = signatures(texts) if texts else []
     bands, rows = plan_bands(0.8)
     for index, match in enumerate(matches):

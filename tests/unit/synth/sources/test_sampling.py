@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synth.config_sections import BlobConfig, BucketingConfig
+from synth.config import BlobConfig, BucketingConfig
 from synth.record import source_id
 from synth.sources import sampling
 from synth.sources.sampling import (

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.text.sentences import split_sentences
-from synth.config_sections import SegmentationConfig
+from synth.config import SegmentationConfig
 from synth.sources.madlad import Document, find_newlines
 from synth.sources.segment import find_blobs, find_segments, mode_code, whole_text
 

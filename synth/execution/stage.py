@@ -1,4 +1,4 @@
-"""The context of one command call, and the base class of stages."""
+"""The interface of a stage, and the context of one command call."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
+from synth.execution.clients import Clients
+from synth.record import KeptRecord, RejectedRecord
 from synth.storage.distributions import DistributionChart, Distributions
 from synth.storage.stats import StageStats
 from synth.storage.store import Record, StageFolder
@@ -138,3 +140,38 @@ class Stage(ABC):
     def finish(self, ctx: StageContext) -> None:
         """Complete the stage after all of its shards are done."""
         return
+
+
+class MapStage(Stage):
+    """A stage of one record at a time. services: those that it calls: of "teacher", "metricx",
+    "judge"."""
+
+    services: ClassVar[frozenset[str]] = frozenset()
+
+    def uses(self, cfg: SynthConfig) -> frozenset[str]:
+        """Return the services that it calls under this config."""
+        return self.services
+
+    @abstractmethod
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
+        """Process a record, as a function of it and of the services' answers."""
+
+
+class GlobalStage(Stage):
+    """A stage that needs all records at once. It writes its shards, marks and manifest.
+
+    runs_alone: one process runs it after the previous stage; else the stage itself shares the work
+    among several processes.
+    """
+
+    runs_alone: ClassVar[bool] = True
+
+    @abstractmethod
+    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
+        """Run the full stage. manifest: its settings, which it writes with its shards."""
+
+    def verify(self, folder: StageFolder) -> None:
+        """Raise UserError if files of the finished stage have changed."""
+        folder.verify_marks()
+        for index in range(folder.shards() or 0):
+            folder.verify(index)
