@@ -10,7 +10,7 @@ import warnings
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
-#: Not in the development environment (see docs/explanation/decisions.md), or nothing to import.
+#: Not in the development environment (see docs/explanation/architecture.md), or nothing to import.
 LEFT_OUT = {"scorekit", "vllm", "inspect-ai", "types-pyyaml", "ruff", "ipywidgets"}
 
 

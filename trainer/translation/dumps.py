@@ -1,6 +1,6 @@
 """Lines of log.jsonl and eval.jsonl, and of the dumps of completions.
 
-docs/reference/run-files.md has the keys and their meaning. The stats are those of
+docs/how-to/runs.md has the keys and their meaning. The stats are those of
 evaluation/stats.py, and in log.jsonl also those of `TrainStats` and trainer/runs/rollout_stats.py.
 
 Every line of log.jsonl has every key. A stat that does not exist is null, such as those of a

@@ -1,6 +1,6 @@
 """Compare answers, references and quotes as texts of words and numbers.
 
-The classes of `verify` follow from who agrees with whom (docs/explanation/curation.md).
+The classes of `verify` follow from who agrees with whom (docs/how-to/curate.md).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _DOCUMENTS = 60  # max rows of the table
 
 
 class DiagnoseConfig(Config):
-    """The rules for why a prompt scores low; docs/explanation/curation.md has their order."""
+    """The rules for why a prompt scores low; docs/how-to/curate.md has their order."""
 
     measure: Measure = Field("judge", description="Mean over a prompt's episodes.")
     combine: Combine = Field("all", description="Which episodes count, as of `buckets`.")
@@ -90,7 +90,7 @@ Cause = Literal[
 ]
 
 
-#: The causes in the order of the rules, as on the page and in docs/explanation/curation.md.
+#: The causes in the order of the rules, as on the page and in docs/how-to/curate.md.
 CAUSES: Final[Mapping[Cause, str]] = {
     "right": "the answer was judged right; without a judge: the facts were shown",
     "gave_up": "the policy gave the search up",

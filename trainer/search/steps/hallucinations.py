@@ -55,7 +55,7 @@ LoadImage = Callable[[int, str], Awaitable[bytes]]
 
 
 class HallucinationsConfig(Config):
-    """The rules for right answers without gold evidence: docs/explanation/curation.md."""
+    """The rules for right answers without gold evidence: docs/how-to/curate.md."""
 
     right: float = Field(SUCCESS, description="An answer is right from this judge's score on.")
     times: int = Field(1, ge=1, description="Answers that are asked for, of each kind.")

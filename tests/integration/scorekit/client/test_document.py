@@ -26,8 +26,7 @@ from tests.kits.trainer.callers.slime import Sample, score, slime_args, train_da
 ROOT = Path(__file__).parents[4]
 _FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
 PAGES = (
-    "score-from-python",
-    "score-files",
+    "score",
     "composite-rewards",
     "add-a-reward",
 )
@@ -96,12 +95,6 @@ def test_the_function_of_the_reader_is_a_component(url, tmp_path, monkeypatch):
     with SyncCompositeReward(tmp_path / "reward.yaml") as reward:
         (result,) = reward.score([{"src": "ab", "mt": "abcde"}])
     assert result.components["brevity"].raw == -3.0
-
-
-def test_the_comment_on_the_error_is_true(url, capsys):
-    (code,) = (code for code in blocks("python") if "import SyncScoringClient, raise_for" in code)
-    exec(code.replace(OURS, url), {"__name__": "__example__"})
-    assert "a 0 invalid_input\n" in capsys.readouterr().out
 
 
 def test_the_command(url, tmp_path):

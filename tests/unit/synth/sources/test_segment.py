@@ -181,7 +181,7 @@ def sentences_of(row):
 
 
 def test_the_splitter_is_as_good_as_it_was_measured():
-    """Check the accuracy that docs/explanation/decisions.md compares with other splitters."""
+    """Check the accuracy that docs/explanation/architecture.md compares with other splitters."""
     right = Counter(row["lang"] for row in labelled("sentences.jsonl") if is_right(row))
     assert right["en"] == 24 and right["ko"] >= 23 and right["zh"] >= 17
 

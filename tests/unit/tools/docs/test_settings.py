@@ -28,7 +28,7 @@ def test_a_page_has_the_options_that_help_has(
 def test_every_settings_class_is_on_a_page() -> None:
     page_names = {kind.__name__ for kind in (*SERVICES.values(), *ENVIRONMENT.values())}
     declared = {node.name for node in subclasses_of("BaseSettings")}
-    # SCOREKIT_API_KEY, of the last one, is in score-from-python.md.
+    # SCOREKIT_API_KEY, of the last one, is in score.md.
     bases = {"ServiceSettings", "ModelSettings", "FakeSettings", "_Environment"}
     assert declared - page_names - bases == set()
 

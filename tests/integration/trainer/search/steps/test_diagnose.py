@@ -22,7 +22,7 @@ from trainer.search.steps.agreement import flat
 from trainer.search.steps.diagnose import CAUSES
 from trainer.sft.curation_record import CurationRecord, RecordEntry, read_record
 
-DOCS = Path(__file__).parents[5] / "docs/explanation/curation.md"
+DOCS = Path(__file__).parents[5] / "docs/how-to/curate.md"
 Q = make_question("q", 2, reference_answer="12,570 dollars")
 INVALID = Turn(number=1, text="?", action="invalid", reason="no_think")
 

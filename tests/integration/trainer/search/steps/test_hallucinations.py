@@ -23,7 +23,7 @@ from trainer.search.cli import app
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Question, Trajectory
 from trainer.search.steps.hallucinations import KINDS
 
-DOCS = Path(__file__).parents[5] / "docs/explanation/curation.md"
+DOCS = Path(__file__).parents[5] / "docs/how-to/curate.md"
 PAGES = {name: name for name in ("deck_1", "deck_2", "deck_3", "other_1", "other_2")}
 Q = make_question("q", 2, question="How much?", reference_answer="12 %")
 TWO = make_question("two", 1, 2, question="How much of both?", reference_answer="12 %")

@@ -1,4 +1,4 @@
-"""Every combination of agreements has the class in the table of docs/explanation/curation.md."""
+"""Every combination of agreements has the class in the table of docs/how-to/curate.md."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_is_dropped_is_that_of_the_facts():
 
 
 def test_the_document_names_every_class():
-    text = (Path(__file__).parents[5] / "docs/explanation/curation.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[5] / "docs/how-to/curate.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in CLASSES)
 
 
