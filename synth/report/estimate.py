@@ -19,7 +19,7 @@ from rich.text import Text
 
 from scorekit.errors import UserError
 from scorekit.llm.limits import read_timeout_s
-from scorekit.report.tables import at_full_width
+from scorekit.report.render import at_full_width
 from synth.config import PART, SynthConfig
 from synth.cost import PACKED_ALIKE, Cost, Sizes
 from synth.execution.stage import Stage
