@@ -28,12 +28,10 @@ from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from scorekit.text import (
     chat_marks,
     checks,
-    debris,
     findings,
     markup,
     meta_text,
     pattern_rows,
-    third_scripts,
     writing_scripts,
 )
 from scorekit.text import letter_groups as groups
@@ -138,8 +136,7 @@ class RulesBackend(_Judge):
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         texts = (shared_rules, checks, chat_marks, meta_text, pattern_rows, markup, writing_scripts)
-        checks_of_letters = (debris, findings, third_scripts)
-        modules = (rules, answers, groups, *texts, *checks_of_letters, languages)
+        modules = (rules, answers, groups, *texts, findings, languages)
         tables = (meta_text.TABLE, writing_scripts.HAN_VARIANTS, groups.TABLE)
         code = [*(Path(str(module.__file__)) for module in modules), *tables]
         return self._describe(

@@ -12,10 +12,8 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.languages import find_language, language_name
 from scorekit.text import chat_marks, checks, meta_text, rules
-from scorekit.text.debris import debris
-from scorekit.text.findings import Certainty, TextFinding
+from scorekit.text.findings import Certainty, TextFinding, debris, third_script
 from scorekit.text.rules import JUDGE, Pair
-from scorekit.text.third_scripts import third_script
 
 
 def judge_translation(texts: Mapping[str, str]) -> dict[str, Any] | SampleError:
