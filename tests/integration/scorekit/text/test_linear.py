@@ -19,7 +19,7 @@ from scorekit.adapters.shared import template_pattern
 from scorekit.prompts import TEMPLATES
 from scorekit.text import checks, findings, markup, meta_text, numbers
 from scorekit.text.chat_marks import neutral, restored
-from scorekit.text.numbers.bounds import bound_words
+from scorekit.text.numbers.conflicts import bound_words
 from scorekit.text.numbers.moments import moments_of
 from scorekit.text.numbers.table import FILES, read_table
 from scorekit.text.numbers.units import units_of
