@@ -53,7 +53,7 @@ JSON_READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     ),
     "embedder": (
         "modules.json",
-        lambda folder: _call("services.embedder.folder:check_folder")(folder, None),
+        lambda folder: _call("services.embedder.model:check_folder")(folder, None),
     ),
     "weights' index": (
         "model.safetensors.index.json",
