@@ -14,7 +14,6 @@ from services.retriever.backends.dense import DenseSearcher
 from services.retriever.backends.late import LateSearcher
 from services.retriever.backends.ranking import Scores
 
-
 HYBRID = "hybrid"
 #: As Cormack, Clarke & Büttcher (2009) set it.
 K = 60
