@@ -45,7 +45,7 @@ MOST_HITS, MOST_EXCLUDED = 1000, 10_000
 MOST_HITS_TOGETHER, MOST_EXCLUDED_TOGETHER = 100_000, 1_000_000
 #: Answers with more hits are not cached: the cache counts answers, not bytes.
 _MAX_CACHED_HITS = 100
-#: Default number of hits, as on those servers.
+#: Default number of hits, as on the servers of Search-R1 and VRAG.
 _RETRIEVED, _SEARCHED = 3, 10
 _LATE = SampleError("timeout", "not searched in time")
 
