@@ -18,13 +18,10 @@ from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.text import chat_marks, checks, meta_text, rules
-from scorekit.text.debris import debris
-from scorekit.text.emoji import lost_emoji
-from scorekit.text.findings import Certainty, TextFinding
+from scorekit.text.findings import Certainty, TextFinding, debris, lost_emoji, third_script
 from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import compare_numbers, expected_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
-from scorekit.text.third_scripts import third_script
 from scorekit.text.writing_scripts import scripts_of
 from synth.reasons import RuleCode
 

@@ -84,8 +84,7 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
     """Measure BM25: `bm25s` with our tokenized words in this process, against the service."""
     import bm25s
 
-    from services.retriever.backends.bm25 import Bm25Builder, page_words
-    from services.retriever.backends.words import Words
+    from services.retriever.backends.bm25 import Bm25Builder, Words, page_words
 
     texts = sentences()
     pages = make_pages(sizes.pages, texts)

@@ -1,4 +1,4 @@
-"""The scripts of languages, the code points of each script's letters, and the variants of Chinese."""
+"""The scripts of languages, the code points of their letters, and the variants of Chinese."""
 
 from __future__ import annotations
 

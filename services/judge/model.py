@@ -28,22 +28,27 @@ from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from scorekit.text import (
     chat_marks,
     checks,
-    debris,
     findings,
     markup,
     meta_text,
     pattern_rows,
-    third_scripts,
     writing_scripts,
 )
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
-from services.judge import answers, rules
-from services.judge.llm_judge import JudgeRequest, JudgeTask, SharedWorker, VoteSlot, ask
+from services.judge import rules
+from services.judge.llm_judge import (
+    JudgeRequest,
+    JudgeTask,
+    SharedWorker,
+    Spending,
+    UpstreamCounters,
+    VoteSlot,
+    ask,
+)
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
-from services.judge.spending import Spending, UpstreamCounters
 
 #: Tasks of the backend `rules`: task -> (variables of the built-in rubric, rule).
 _RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]] = {
@@ -51,8 +56,8 @@ _RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]]
         frozenset({"source_lang", "target_lang", "source_text", "candidate"}),
         rules.judge_translation,
     ),
-    "answer_correctness": (frozenset({"query", "answer", "reference"}), answers.judge_answer),
-    "answer_any_of": (frozenset({"query", "answer", "references"}), answers.judge_any_of),
+    "answer_correctness": (frozenset({"query", "answer", "reference"}), rules.judge_answer),
+    "answer_any_of": (frozenset({"query", "answer", "references"}), rules.judge_any_of),
 }
 _SCOREKIT_VERSION: dict[str, str | None] = {"scorekit": __version__}  # part of cache keys
 _ONE_ANSWER = "options.votes: the task has one answer; mqm alone can be asked several times"
@@ -138,8 +143,7 @@ class RulesBackend(_Judge):
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
         texts = (shared_rules, checks, chat_marks, meta_text, pattern_rows, markup, writing_scripts)
-        checks_of_letters = (debris, findings, third_scripts)
-        modules = (rules, answers, groups, *texts, *checks_of_letters, languages)
+        modules = (rules, groups, *texts, findings, languages)
         tables = (meta_text.TABLE, writing_scripts.HAN_VARIANTS, groups.TABLE)
         code = [*(Path(str(module.__file__)) for module in modules), *tables]
         return self._describe(

@@ -21,8 +21,7 @@ from scorekit.languages import find_language, language_name
 from scorekit.llm import LLMError, Message, text_part
 from scorekit.schemas import MAX_JUDGED_IMAGES, ScoreRange, TaskInfo
 from scorekit.text.chat_marks import CLOSES, OPENS
-from services.judge.fence import END, IMAGES, RULE, code_of, fenced
-from services.judge.images import image_parts
+from services.judge.fence import END, IMAGES, RULE, code_of, fenced, image_parts
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: The task without a rubric: services/judge/mqm.py.

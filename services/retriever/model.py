@@ -14,13 +14,14 @@ from scorekit.retrieval.wire import IndexInfo
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from services.retriever.backends.opening import Searcher, Servers, open_searcher
 from services.retriever.backends.ranking import best
-from services.retriever.compat_endpoints import SearchR1Endpoint, VragEndpoint
 from services.retriever.endpoint import (
     IndexRef,
     Query,
     RetrieverDescription,
     SearchEndpoint,
     SearchOptions,
+    SearchR1Endpoint,
+    VragEndpoint,
     hit_of,
 )
 from services.retriever.index.records import PageRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scorekit.server.tokenizers import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
-from services.metricx.tokenizer import load_tokenizer
+from services.metricx.model import load_tokenizer
 
 GOLDEN = Path(__file__).parent
 SPIECE = GOLDEN / "metricx_tiny" / "spiece.model"

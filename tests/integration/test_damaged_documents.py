@@ -49,11 +49,11 @@ JSON_READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "MetricX": ("config.json", _call("services.metricx.model:check_folder")),
     "MetricX's tokenizer": (
         "tokenizer_config.json",
-        lambda folder: _call("services.metricx.tokenizer:load_tokenizer")(folder, "mine"),
+        lambda folder: _call("services.metricx.model:load_tokenizer")(folder, "mine"),
     ),
     "embedder": (
         "modules.json",
-        lambda folder: _call("services.embedder.folder:check_folder")(folder, None),
+        lambda folder: _call("services.embedder.model:check_folder")(folder, None),
     ),
     "weights' index": (
         "model.safetensors.index.json",

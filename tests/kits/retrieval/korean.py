@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from services.retriever.backends.words import Words
+from services.retriever.backends.bm25 import Words
 
 
 @cache

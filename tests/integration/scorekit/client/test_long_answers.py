@@ -14,7 +14,7 @@ from scorekit.errors import ServiceUnreachable
 from scorekit.llm.errors import LLMError
 from scorekit.llm.http import ChatServer
 from scorekit.retrieval.client import Retriever
-from services.retriever.backends.pooling import Pooling
+from services.retriever.backends.late import Pooling
 from testing.servers import running_app
 from trainer.rl.engines.vllm_http import VLLMServer
 

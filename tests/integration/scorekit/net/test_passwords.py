@@ -18,7 +18,7 @@ from scorekit.rewards import CompositeReward
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
-from services.retriever.backends.pooling import Pooling
+from services.retriever.backends.late import Pooling
 from synth.storage.stats import scorer_stats
 from testing.servers import free_port, running_app, wait_ready
 from trainer.rl.engines.vllm_http import VLLMServer, as_user_error

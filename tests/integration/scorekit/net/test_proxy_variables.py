@@ -13,7 +13,7 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.net.http_clients import sync_client
 from scorekit.retrieval.client import Retriever
 from scorekit.server.fake import FakeBackend
-from services.retriever.backends.pooling import Pooling
+from services.retriever.backends.late import Pooling
 from synth.storage.stats import scorer_stats
 from testing.servers import free_port, running_app, running_service
 from trainer.rl.engines.vllm_http import VLLMServer, as_user_error

@@ -14,8 +14,7 @@ from transformers import AutoTokenizer
 from scorekit.schemas import MetricXOptions, TranslationSample, XCometOptions
 from scorekit.server import tokenizers
 from scorekit.server.tokenizers import BoundedTokenizer, slices, splits_at_spaces
-from services.metricx.model import MetricXBackend
-from services.metricx.tokenizer import load_tokenizer
+from services.metricx.model import MetricXBackend, load_tokenizer
 from testing.checkpoints.xcomet import loaded
 from tests.kits.examples import examples
 from tests.kits.real_tokenizers import real_tokenizer

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from scorekit.adapters.shared import template_pattern
 from scorekit.prompts import TEMPLATES
-from scorekit.text import checks, markup, meta_text, numbers, third_scripts
+from scorekit.text import checks, findings, markup, meta_text, numbers
 from scorekit.text.chat_marks import neutral, restored
-from scorekit.text.numbers.bounds import bound_words
+from scorekit.text.numbers.conflicts import bound_words
 from scorekit.text.numbers.moments import moments_of
 from scorekit.text.numbers.table import FILES, read_table
 from scorekit.text.numbers.units import units_of
@@ -56,7 +56,7 @@ PATTERN_EXAMPLES = {
         pattern for code in FILES for pattern in (units_of(code).after, units_of(code).before)
     ],
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
-    ("scorekit.text.third_scripts", "_pattern"): lambda: [third_scripts._pattern(("Hangul",))],
+    ("scorekit.text.findings", "_pattern"): lambda: [findings._pattern(("Hangul",))],
     ("scorekit.adapters.shared", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
     ],

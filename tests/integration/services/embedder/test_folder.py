@@ -12,8 +12,7 @@ import torch
 
 from scorekit.errors import SampleError, UserError
 from services.embedder.endpoint import EmbedOptions
-from services.embedder.folder import digest_folder
-from services.embedder.model import EmbedderBackend
+from services.embedder.model import EmbedderBackend, digest_folder
 from testing.checkpoints.embedder import make_folder, make_plain_folder
 
 CUT, WHOLE = EmbedOptions(True, ""), EmbedOptions(False, "")

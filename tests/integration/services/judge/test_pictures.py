@@ -11,7 +11,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from services.judge import images
+from services.judge import fence
 from testing.judge import judge, running_judge
 from testing.openai_server import FakeOpenAI
 
@@ -80,7 +80,7 @@ def test_what_readers_treat_differently_is_sent_as_it_looks_on_paper():
         encoded(Image.new("RGBA", (40, 30), (0, 0, 0, 0)), "WEBP"): ("WEBP", (255, 255, 255)),
     }
     for image, (kind, color) in kinds.items():
-        (part,) = images.image_parts([image])
+        (part,) = fence.image_parts([image])
         head, _, content = part["image_url"]["url"].partition(",")
         assert head == f"data:image/{kind.lower()};base64"
         with Image.open(io.BytesIO(b64decode(content))) as sent:
@@ -90,7 +90,7 @@ def test_what_readers_treat_differently_is_sent_as_it_looks_on_paper():
 
 def test_an_opaque_image_is_sent_as_it_came():
     opaque = encoded(Image.new("RGBA", (40, 30), "red"))
-    (part,) = images.image_parts([opaque])
+    (part,) = fence.image_parts([opaque])
     assert part["image_url"]["url"].endswith(opaque)
 
 
@@ -169,7 +169,7 @@ def test_what_is_no_picture_fails_its_sample_and_asks_nobody(served, images, wor
 
 
 def test_a_picture_of_too_many_bytes_is_refused(served, monkeypatch):
-    monkeypatch.setattr(images, "MAX_BYTES", 60)
+    monkeypatch.setattr(fence, "MAX_BYTES", 60)
     (result,) = judge(served[1], sample(make_image(colour=8)))
     assert "larger than 60 bytes" in result["error"]["message"]
 

@@ -14,9 +14,8 @@ from transformers import MT5Config, MT5ForConditionalGeneration
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
-from services.metricx.model import MetricXBackend, check_folder, format_input
+from services.metricx.model import MetricXBackend, check_folder, format_input, load_tokenizer
 from services.metricx.regression import empty_regression, load_regression
-from services.metricx.tokenizer import load_tokenizer
 from tests.kits.examples import examples
 from tests.kits.metricx_checkpoints import FLOAT32
 from tests.kits.packed import break_pickle, pack

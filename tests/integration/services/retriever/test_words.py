@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.retriever.backends.words import Words
+from services.retriever.backends.bm25 import Words
 from tests.kits.retrieval.korean import morphemes
 
 

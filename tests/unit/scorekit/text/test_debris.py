@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.text.debris import debris
-from scorekit.text.findings import Certainty
+from scorekit.text.findings import Certainty, debris
 
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 

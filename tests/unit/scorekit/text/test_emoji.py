@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.text.emoji import lost_emoji
-from scorekit.text.findings import Certainty
+from scorekit.text.findings import Certainty, lost_emoji
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.text.findings import Certainty
-from scorekit.text.third_scripts import third_script
+from scorekit.text.findings import Certainty, third_script
 
 CERTAIN, LIKELY, POSSIBLE = Certainty.CERTAIN, Certainty.LIKELY, Certainty.POSSIBLE
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from scorekit.errors import SampleError
-from services.judge.answers import judge_answer, judge_any_of, normalized, quantity
+from services.judge.rules import judge_answer, judge_any_of, normalized, quantity
 
 
 def score(answer: str, reference: str) -> float:

@@ -14,11 +14,10 @@ from scorekit.schemas import JudgeSample, ScoreRange
 from scorekit.server.score_endpoint import could_be_answer
 from services.judge.fence import END
 from services.judge.model import OpenAIBackend
-from services.judge.mqm import MqmTask
+from services.judge.mqm import MAX_QUOTE, POINTS, FoundError, MqmTask, merge_votes
 from services.judge.quote_matching import TextRange
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings
-from services.judge.votes import MAX_QUOTE, POINTS, FoundError, merge_votes
 from testing.judge import ATTACKS, obeys
 
 SRC, MT = "The house is red and old.", "집은 빨간색이다."

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scorekit.errors import SampleError
-from services.judge.images import image_parts
+from services.judge.fence import image_parts
 
 
 def _intact_image(kind: str) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from scorekit.errors import UserError
-from services.metricx.tokenizer import load_tokenizer
+from services.metricx.model import load_tokenizer
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "metricx_tiny"
 DEMO = Path(__file__).parents[4] / "demo" / "models" / "metricx"

@@ -7,7 +7,7 @@ import pytest
 
 from scorekit.retrieval.wire import TextBox
 from services.retriever.index.annotations import in_reading_order, without_doubles
-from services.retriever.index.pdf import PdfFile
+from services.retriever.index.worker import PdfFile
 from tests.kits.retrieval.form_pdf import (
     SIZE,
     WIDGET,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scorekit.errors import UserError
-from services.retriever.backends import words
+from services.retriever.backends import bm25
 from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher
 from services.retriever.index.reader import IndexPaths
 from testing.retriever_index import make_pages
@@ -27,8 +27,8 @@ def built_index(tmp_path):
 def test_an_index_of_other_words_is_refused(built_index, monkeypatch, method):
     folder, settings = built_index
     Bm25Searcher(folder, settings)
-    before = getattr(words.Words, method)
-    monkeypatch.setattr(words.Words, method, lambda self, *text: before(self, *text)[1:])
+    before = getattr(bm25.Words, method)
+    monkeypatch.setattr(bm25.Words, method, lambda self, *text: before(self, *text)[1:])
     with pytest.raises(UserError, match="made with another version of words: ingest it again"):
         Bm25Searcher(folder, settings)
 

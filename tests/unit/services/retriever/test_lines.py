@@ -12,14 +12,13 @@ from reportlab.pdfbase.cidfonts import UnicodeCIDFont
 from reportlab.pdfgen.canvas import Canvas
 
 from scorekit.retrieval.wire import TextBox
-from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher, page_words
+from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher, Words, page_words
 from services.retriever.backends.lines import continued_lines
-from services.retriever.backends.words import Words
 from services.retriever.index import text_layer
-from services.retriever.index.pdf import PdfFile
 from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord
 from services.retriever.index.text_layer import _Letter
+from services.retriever.index.worker import PdfFile
 from tests.kits.retrieval.korean import morphemes
 
 

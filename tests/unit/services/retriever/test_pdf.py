@@ -10,7 +10,7 @@ from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.cidfonts import UnicodeCIDFont
 from reportlab.pdfgen.canvas import Canvas
 
-from services.retriever.index.pdf import PdfError, PdfFile
+from services.retriever.index.worker import PdfError, PdfFile
 from tests.kits.retrieval.form_pdf import pdf_of
 
 

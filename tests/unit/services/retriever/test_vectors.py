@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scorekit.errors import SampleError, UserError
 from services.retriever.backends import vectors as module
-from services.retriever.backends.hybrid import HybridSearcher
+from services.retriever.backends.opening import HybridSearcher
 from services.retriever.backends.ranking import best
 from services.retriever.backends.vectors import PackedVectors, VectorCache, checked_vectors, pack
 
