@@ -11,8 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from scorekit.schemas import Failed, JudgeScored, Scored
-from trainer.runs.batches.batch import is_stale
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import RolloutBuffer, is_stale
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.reward_batch import Composed, RewardBatch, SampleGroup, Scores
 from trainer.translation.rollouts import TranslationRollout

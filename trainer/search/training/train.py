@@ -21,8 +21,7 @@ from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts
-from trainer.runs.batches.batch import Batch
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import Batch, RolloutBuffer
 from trainer.runs.cli import tables
 from trainer.runs.config import set_key
 from trainer.runs.loop import TrainingLoop
