@@ -62,11 +62,11 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "runs": "trainer.runs",
         "checkpoints": "trainer.runs.checkpoints",
         "evaluation": "trainer.runs.evaluation",
-        "CLI": "trainer.runs.cli",
+        "checks": "trainer.runs.checks",
         "chat": "trainer.chat",
         "sft": "trainer.sft",
         "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.matmul trainer.runs.open "
-        "trainer.runs.trl trainer.runs.artifacts trainer.runs.batches trainer.runs.cli.results",
+        "trainer.runs.trl trainer.runs.artifacts trainer.runs.batches trainer.runs.results",
         "command": "trainer.__main__",
     },
     "trainer.translation": {

@@ -59,7 +59,7 @@ LOADED = {
         "trainer.roleplay.cli",
         "trainer.roleplay.commands",
         "trainer.roleplay.training.run",
-        "trainer.runs.cli.results",
+        "trainer.runs.results",
         "trainer.search.cli",
         "trainer.search.commands",
         "trainer.search.evaluation.run",

@@ -14,9 +14,8 @@ from trainer.sft.config import SftConfig as Config
 
 def train(cfg: SftConfig, *, resume: bool) -> int:
     """Train on the rows, and measure the loss on held-out ones before, between and after."""
-    from trainer.runs.cli.results import print_results
-    from trainer.runs.cli.tables import comparison_table
     from trainer.runs.config import DEFAULT_EVAL_SET
+    from trainer.runs.results import comparison_table, print_results
     from trainer.sft.report import write_report
     from trainer.sft.run import run_sft
     from trainer.sft.stats import TABLE
@@ -86,8 +85,7 @@ def debug(cfg: SftConfig, processes: int = 1, *, memory: bool = False) -> int:
 
 def _memory(cfg: SftConfig, longest: int, processes: int) -> str:
     """Return what each process needs. longest: tokens of the longest row. Raises UserError."""
-    from trainer.runs.cli.machine import check_device
-    from trainer.runs.cli.weights import check_model
+    from trainer.runs.checks import check_device, check_model
     from trainer.runs.trl.memory import estimate_trl_memory, memory_text
 
     device, _ = check_device(cfg.misc)

@@ -38,7 +38,7 @@ from trainer.runs.checkpoints.checkpoint import (
     set_random_state,
 )
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.cli.weights import check_model
+from trainer.runs.checks import check_model
 
 TOKENIZER = letter_tokenizer()
 
