@@ -14,9 +14,9 @@ from typing import Any
 
 from scorekit.paired import PairedStat
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.evaluation.curves import draw_curves
 from trainer.runs.evaluation.pages import (
     TaskPages,
+    draw_curves,
     first_and_last,
     group_table,
     read_run,

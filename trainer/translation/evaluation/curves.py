@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.report.page import chart_image
-from trainer.runs.evaluation.curves import Lines, draw_curves
+from trainer.runs.evaluation.pages import Lines, draw_curves
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.stats import curves
 
