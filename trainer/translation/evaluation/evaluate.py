@@ -20,6 +20,7 @@ from trainer.runs.stats import mean_of
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
+from trainer.translation.evaluation.compare import reference_stats
 from trainer.translation.evaluation.held_out import (
     HeldOutMetrics,
     Scores,
@@ -27,7 +28,6 @@ from trainer.translation.evaluation.held_out import (
     metric_stats,
     whole_scores,
 )
-from trainer.translation.evaluation.quality import reference_stats
 from trainer.translation.evaluation.stats import (
     component_stats,
     read_evaluations,
