@@ -12,7 +12,6 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
-from scorekit.schemas import Info
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
@@ -20,9 +19,7 @@ from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.batches import Batch, RolloutBuffer
-from trainer.runs.checkpoints.resume import prompt_origin
 from trainer.runs.config import set_key
-from trainer.runs.learner import Learner, load_weights
 from trainer.runs.loop import TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
@@ -34,7 +31,7 @@ from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.stats import reward_stats
-from trainer.translation.prompting import Prompt, fitting_prompts
+from trainer.translation.loading import load_learner
 from trainer.translation.rewards.sample_reward import SampleReward, rollout_advantages
 from trainer.translation.rewards.screening import (
     check_guards,
@@ -211,41 +208,3 @@ class TranslationTask:
     def eval_summary(self, update: int, report: Report, name: str) -> str:
         """Return the console line of an evaluation."""
         return evaluation_line(update, report, name)
-
-
-def load_learner(
-    cfg: TranslationConfig,
-    train: Sequence[Example],
-    sets: Mapping[str, Sequence[Example]],
-    infos: Mapping[str, Info],
-    world: DistributedContext,
-) -> Learner:
-    """Return the learner with the prompts that fit, and log the others.
-
-    infos: of the services, by URL.
-    Raises UserError for whatever the user can fix.
-    """
-    learner = load_weights(cfg, world)
-    learner.origin |= {
-        f"reward.{info.service}_urls": {"path": url, "model": info.model, "revision": info.revision}
-        for url, info in infos.items()
-    }
-    refuse = cfg.data.overlong_prompts == "refuse"
-
-    def fitting(key: str, path: str | None, examples: Sequence[Example]) -> list[Prompt]:
-        sampling = cfg.generation if key == "data.train" else cfg.eval_generation()
-        prompts, overlong_message = fitting_prompts(
-            key, examples, learner.model, learner.tokenizer, sampling, refuse=refuse
-        )
-        if overlong_message and world.is_main:
-            log.warning("%s", overlong_message)
-        learner.origin |= prompt_origin(
-            key, path, ((prompt.example.src_text, prompt.ids) for prompt in prompts)
-        )
-        return prompts
-
-    learner.train = fitting("data.train", cfg.data.train, train)
-    for name, examples in sets.items():
-        eval_set = cfg.data.held_out.get(name)
-        learner.sets[name] = fitting(set_key(name), eval_set.path if eval_set else None, examples)
-    return learner

@@ -40,6 +40,7 @@ from trainer.runs.trl.processes import check_alone
 from trainer.translation.collect import PendingGroup, unanswered
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
+from trainer.translation.loading import load_learner
 from trainer.translation.prompting import Prompt, prompt_text
 from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.screening import (
@@ -50,7 +51,6 @@ from trainer.translation.rewards.screening import (
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rewards.short_form import weighted_parts
 from trainer.translation.rollouts import TranslationRollout, build_rollout
-from trainer.translation.train import load_learner
 
 #: Sources that are sampled together. A part of them is not kept: which completions are ready first
 #: depends on their length.
