@@ -78,7 +78,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",
         "train, check": "trainer.translation.train trainer.translation.check "
-        "trainer.translation.commands trainer.translation.tables trainer.translation.best_of_n",
+        "trainer.translation.commands trainer.translation.best_of_n",
         "samples, headroom": "trainer.translation.best_of_n.candidates "
         "trainer.translation.best_of_n.headroom trainer.translation.best_of_n.headroom_run "
         "trainer.translation.best_of_n.replies",

@@ -1,4 +1,8 @@
-"""The trained policy of a run: weights, reference model, optimizer, and log-probabilities."""
+"""The trained policy of a run: weights, reference model, optimizer, and log-probabilities.
+
+Who multiplies its matrices is decided once in a run, for all of its processes and resumed starts
+(`settle_matmul`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,8 @@ from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import Origin, weight_origin
 from trainer.runs.config import KeptConfig, RunConfig, recorded_matmul
+
+C = TypeVar("C", bound=KeptConfig)
 
 
 @dataclass(slots=True)
@@ -108,15 +114,12 @@ def add_logprobs(
             rollout.old_logprobs = row
 
 
-C = TypeVar("C", bound=KeptConfig)
-
-
 def settle_matmul(cfg: C, checkpoint: Path | None, world: DistributedContext) -> C:
     """Return the config with the choice of the run in `misc.matmul`, in place of auto.
 
     The first process chooses for all. A resumed run keeps its choice.
-    checkpoint: what the run is resumed from; None: it starts from the beginning. world: the
-    processes of the run.
+    checkpoint: what the run is resumed from; None: it starts from the beginning.
+    world: the processes of the run.
     Raises UserError if a process cannot multiply as the run does.
     """
     device = world.device

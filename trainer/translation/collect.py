@@ -1,4 +1,8 @@
-"""Collect the rollouts of an update, with log-probabilities and rewards."""
+"""Collect the rollouts of an update, with log-probabilities and rewards.
+
+The samples of a prompt are on their way to rewards as a `PendingGroup`. A run that generates early
+keeps them, and their scores, on disk until then (`BufferedSamples`).
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,10 @@ from trainer.translation.rewards.sample_reward import SampleReward, compute_rewa
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 
+log = logging.getLogger(__name__)
+
+#: The samples of a prompt with their rewards.
+ScoredGroups = list[tuple[list[TranslationRollout], list[SampleReward]]]
 _RESULTS = TypeAdapter(dict[str, list[Composed | Scored | JudgeScored | Failed]])
 
 
@@ -134,12 +142,6 @@ def _rollout(fields: dict[str, Any]) -> TranslationRollout:
     return TranslationRollout(**{**fields, "token_char_offsets": offsets, "images": ()})
 
 
-log = logging.getLogger(__name__)
-
-#: The samples of a prompt with their rewards.
-Scored = list[tuple[list[TranslationRollout], list[SampleReward]]]
-
-
 class Collector:
     """Samples and scores the batch of an update; every process does its share.
 
@@ -184,7 +186,9 @@ class Collector:
         self.attempts, self.stop_reason = 1, None
         while True:
             self.world.set_phase(f"update {update}, rewards")
-            scored: Scored = [(group.rollouts, self._rewards(update, group)) for group in groups]
+            scored: ScoredGroups = [
+                (group.rollouts, self._rewards(update, group)) for group in groups
+            ]
             clock.lap("reward_s")
             was_interrupted = any(self.world.gather([batch.was_stopped]))
             gathered = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)

@@ -17,8 +17,8 @@ def train(cfg: TranslationConfig, *, resume: bool) -> int:
 
     examples, held_out = load_train(cfg), load_held_out(cfg)
     from trainer.runs.results import print_results
+    from trainer.translation.evaluation.evaluate import comparison_table
     from trainer.translation.evaluation.report import write_report
-    from trainer.translation.tables import comparison_table
     from trainer.translation.train import train_translation
 
     artifacts = train_translation(examples, held_out, cfg, resume=resume)

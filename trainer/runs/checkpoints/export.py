@@ -1,7 +1,8 @@
 """Export a checkpoint of a run as a plain Hugging Face folder, adapters merged.
 
-The folder gets its name only after it was loaded again and compared with the checkpoint
-(trainer/runs/checkpoints/export.py).
+The folder gets its name only after it was loaded again and compared with the checkpoint: both
+compute logits on a few probe texts, in float32 on the CPU. Weights that no text passes (of images,
+of rare tokens) are compared by digests.
 """
 
 from __future__ import annotations
@@ -39,6 +40,18 @@ from trainer.runs.checkpoints.checkpoint import (
 )
 
 log = logging.getLogger(__name__)
+
+#: Scripts, digits and code: what they have in common is that tokenizers treat them differently.
+_TEXTS = (
+    "The quick brown fox jumps over the lazy dog, and 1,234.5 others follow it.",
+    "저장하지 않은 변경 사항이 있습니다. 설정을 保存しますか？ ¿Qué más? Да.",
+    "def add(a, b):\n    return a + b  # 😀",
+)
+_MAX_TOKENS = 64
+#: How much more than a random walk of rounding errors a difference may be.
+_MARGIN = 64.0
+#: Logits above this are masks, not predictions.
+_MASK = 1e30
 
 
 def export_policy(
@@ -162,19 +175,6 @@ def _load(checkpoint: Path, state: CheckpointState) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-#: Scripts, digits and code: what they have in common is that tokenizers treat them differently.
-_TEXTS = (
-    "The quick brown fox jumps over the lazy dog, and 1,234.5 others follow it.",
-    "저장하지 않은 변경 사항이 있습니다. 설정을 保存しますか？ ¿Qué más? Да.",
-    "def add(a, b):\n    return a + b  # 😀",
-)
-_MAX_TOKENS = 64
-#: How much more than a random walk of rounding errors a difference may be.
-_MARGIN = 64.0
-#: Logits above this are masks, not predictions.
-_MASK = 1e30
-
-
 def probe_ids(model: nn.Module, tokenizer: Any) -> list[list[int]]:
     """Return the ids of the probe texts, and one row of ids from all parts of the vocabulary.
 
@@ -232,8 +232,9 @@ def check_logits(
 ) -> None:
     """Raise ScorekitError if logits differ by more than rounding in float32.
 
-    expected, actual: [T, V] of each probe. step: of the export, for the message. noise: of
-    `rounding_noise`; None: both compute the same sums.
+    expected, actual: [T, V] of each probe.
+    step: of the export, for the message.
+    noise: of `rounding_noise`; None: both compute the same sums.
     """
     for expected_TV, actual_TV, probe_noise in zip(
         expected, actual, noise or [0.0] * len(expected), strict=True

@@ -1,7 +1,8 @@
 """The pages of any task: report.html of a run, evaluation.html of a policy, comparison.html of two.
 
 A page is one file, without scripts and external resources; every text in it is escaped. The
-templates stand in this folder. They call macros of the task (`TaskPages`).
+templates stand in this folder. They call macros of the task (`TaskPages`). The charts of a run are
+SVG (`draw_curves`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ Line = dict[str, Any]
 #: (title, examples); an example is a sample, or the two of two evaluations.
 Examples = Sequence[tuple[str, Sequence[Any]]]
 _FOLDER = "trainer/runs/evaluation"
+Lines = Sequence[Mapping[str, Any]]
+_SMOOTHING = 0.7  # weight of the past in the exponential mean that is drawn over the raw points
+_DASHES = ("-", "--", "-.", ":")  # of the held-out sets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +163,6 @@ def group_table(
         for name, values in old.items()
     ]
     return {"titles": [stat.title for stat in visible_stats], "rows": rows}
-
-
-Lines = Sequence[Mapping[str, Any]]
-_SMOOTHING = 0.7  # weight of the past in the exponential mean that is drawn over the raw points
-_DASHES = ("-", "--", "-.", ":")  # of the held-out sets
 
 
 def draw_curves(curves: Sequence[Curve], updates: Lines, evals: Mapping[str, Lines]) -> list[str]:

@@ -1,6 +1,8 @@
-"""Compare two translation policies on the same sources, in total and by language pair.
+"""Compare translations: with references by chrF and BLEU, and two policies on the same sources.
 
-Corpus chrF and BLEU are recomputed for each resample, from the sums of the segments' statistics.
+chrF and BLEU are as sacrebleu computes them. Two policies are compared in total and by language
+pair; corpus chrF and BLEU are then recomputed for each resample, from the sums of the segments'
+statistics.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from scorekit.paired import (
 from trainer.runs.stats import compare_lines
 from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, table
 
+Line = Mapping[str, Any]
 #: Languages whose words are not separated by white space and punctuation (and Korean, whose words
 #: include particles).
 _BY_CHARACTER = frozenset({"zh", "ja", "ko", "th"})
@@ -67,9 +70,6 @@ def reference_stats(
     if "bleu" in metrics:
         stats["bleu_tokenize"] = bleu_tokenize(row_pairs[0])
     return stats
-
-
-Line = Mapping[str, Any]
 
 
 def compare_policies(first: Sequence[Line], second: Sequence[Line]) -> dict[str, list[PairedStat]]:

@@ -40,6 +40,7 @@ from trainer.translation.evaluation.stats import (
 )
 
 _MAX_EXAMPLES = 12  # examples of each kind
+_BINS = 40  # of the histogram of advantages
 
 
 def write_report(
@@ -189,9 +190,6 @@ def _scores(line: Mapping[str, Any]) -> str:
 def _kind(span: ErrorSpan) -> str:
     """Return the class of a mark in trainer/translation/evaluation/macros.html."""
     return span.severity.lower() if span.severity in COLOURS else "other"
-
-
-_BINS = 40
 
 
 def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[str]:
