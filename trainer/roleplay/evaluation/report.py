@@ -12,6 +12,7 @@ from typing import Any
 from scorekit.paired import PairedStat, largest_changes
 from trainer.roleplay.evaluation.diagnostics import STRETCH
 from trainer.roleplay.evaluation.stats import curves, table
+from trainer.runs.evaluation.files import lines_by_set
 from trainer.runs.evaluation.pages import (
     TaskPages,
     draw_curves,
@@ -19,7 +20,6 @@ from trainer.runs.evaluation.pages import (
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.reports import lines_by_set
 
 Line = Mapping[str, Any]
 #: (title, pairs of lines)

@@ -14,6 +14,7 @@ from typing import Any
 
 from scorekit.paired import PairedStat
 from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.evaluation.files import lines_by_set
 from trainer.runs.evaluation.pages import (
     TaskPages,
     draw_curves,
@@ -22,7 +23,6 @@ from trainer.runs.evaluation.pages import (
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.stats import compare
 from trainer.search.evaluation.compare import changed_most, episodes_of, line_key
 from trainer.search.evaluation.stats import curves, table

@@ -17,7 +17,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
 from trainer.runs import results as run_results
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
+from trainer.runs.evaluation.files import EvaluationReport, reports_by_set
 from trainer.runs.rollout_stats import rollout_stats
 from trainer.runs.stats import mean_of
 from trainer.translation.config import GenerationConfig

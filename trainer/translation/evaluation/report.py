@@ -16,6 +16,7 @@ from scorekit.paired import PairedStat
 from scorekit.report.page import chart_image
 from scorekit.report.render import COLOURS, cut_segments, hint
 from scorekit.schemas import ErrorSpan
+from trainer.runs.evaluation.files import lines_by_set
 from trainer.runs.evaluation.pages import (
     Lines,
     TaskPages,
@@ -25,7 +26,6 @@ from trainer.runs.evaluation.pages import (
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.stats import (
