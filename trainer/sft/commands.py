@@ -86,7 +86,7 @@ def debug(cfg: SftConfig, processes: int = 1, *, memory: bool = False) -> int:
 def _memory(cfg: SftConfig, longest: int, processes: int) -> str:
     """Return what each process needs. longest: tokens of the longest row. Raises UserError."""
     from trainer.runs.checks import check_device, check_model
-    from trainer.runs.trl.memory import estimate_trl_memory, memory_text
+    from trainer.runs.memory import estimate_trl_memory, memory_text
 
     device, _ = check_device(cfg.misc)
     model, _ = check_model(cfg.policy, cfg.policy.path, "policy.path", trl=True)

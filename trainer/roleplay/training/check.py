@@ -24,9 +24,8 @@ from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import grpo_arguments, printed_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checks import check_device, check_model, check_output_paths
-from trainer.runs.memory import free_memory
+from trainer.runs.memory import estimate_trl_memory, free_memory, memory_text
 from trainer.runs.trl.arguments import one_device
-from trainer.runs.trl.memory import estimate_trl_memory, memory_text
 from trainer.runs.trl.processes import shares_text, started_processes
 
 
