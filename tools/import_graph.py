@@ -62,11 +62,11 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "runs": "trainer.runs",
         "checkpoints": "trainer.runs.checkpoints",
         "evaluation": "trainer.runs.evaluation",
-        "CLI": "trainer.runs.cli",
+        "checks": "trainer.runs.checks",
         "chat": "trainer.chat",
         "sft": "trainer.sft",
-        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.matmul trainer.runs.open "
-        "trainer.runs.trl trainer.runs.artifacts trainer.runs.batches trainer.runs.cli.results",
+        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.learner trainer.runs.open "
+        "trainer.runs.trl trainer.runs.artifacts trainer.runs.batches trainer.runs.results",
         "command": "trainer.__main__",
     },
     "trainer.translation": {
@@ -78,7 +78,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.translation.dumps",
         "evaluation": "trainer.translation.evaluation",
         "train, check": "trainer.translation.train trainer.translation.check "
-        "trainer.translation.commands trainer.translation.tables trainer.translation.best_of_n",
+        "trainer.translation.commands trainer.translation.best_of_n",
         "samples, headroom": "trainer.translation.best_of_n.candidates "
         "trainer.translation.best_of_n.headroom trainer.translation.best_of_n.headroom_run "
         "trainer.translation.best_of_n.replies",

@@ -189,7 +189,7 @@ class _Player:
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Play episodes for TRL, which passes the id of a question for each episode."""
-        from trainer.runs.batches.batch import batch_indices
+        from trainer.runs.batches import batch_indices
 
         update = trainer.state.global_step // self._sizes.steps + 1
         order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)

@@ -14,8 +14,7 @@ from evidence.translation.arms import HELD_OUT, Arm, Plan
 from scorekit.paired import bootstrap_differences, paired_standard_error
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
-from trainer.translation.evaluation.compare import compare_policies
-from trainer.translation.evaluation.quality import reference_stats
+from trainer.translation.evaluation.compare import compare_policies, reference_stats
 
 Line = Mapping[str, Any]
 

@@ -59,7 +59,7 @@ LOADED = {
         "trainer.roleplay.cli",
         "trainer.roleplay.commands",
         "trainer.roleplay.training.run",
-        "trainer.runs.cli.results",
+        "trainer.runs.results",
         "trainer.search.cli",
         "trainer.search.commands",
         "trainer.search.evaluation.run",
@@ -94,7 +94,7 @@ LOADED = {
     "scorekit": ["scorekit.__main__", "scorekit.client", "scorekit.server.fake"],
 }
 #: Modules of the charts in a run's report. To draw them takes most of the time of a short run.
-CHARTS = ["trainer.runs.evaluation.curves", "trainer.translation.evaluation.curves"]
+CHARTS = ["trainer.runs.evaluation.pages", "trainer.translation.evaluation.report"]
 #: The folder with the sockets of the fork servers, in the environment of the session's processes.
 _ADDRESS = "FORK_SERVERS_OF_TESTS"
 _LIGHT, _TORCH = "light", "torch"

@@ -16,9 +16,8 @@ def train(cfg: RoleplayConfig, *, resume: bool) -> int:
     from trainer.roleplay.evaluation.report import write_report
     from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.training.run import run_roleplay
-    from trainer.runs.cli.results import print_results
-    from trainer.runs.cli.tables import comparison_table
     from trainer.runs.config import DEFAULT_EVAL_SET
+    from trainer.runs.results import comparison_table, print_results
 
     artifacts = run_roleplay(cfg, resume=resume)
     return print_results(
@@ -38,7 +37,7 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.similarity import embedder_of
     from trainer.roleplay.training.check import held_out_turns
-    from trainer.runs.cli.results import print_evaluation
+    from trainer.runs.results import print_evaluation
 
     tokenizer = open_tokenizer(cfg)
     outcome = run_evaluation(
@@ -66,7 +65,7 @@ def reward(cfg: RoleplayConfig) -> int:
     import yaml
 
     from trainer.roleplay.rules import definition_of
-    from trainer.runs.cli.reward import print_reward
+    from trainer.runs.results import print_reward
 
     definition = definition_of(cfg.reward)
     words = [

@@ -17,11 +17,10 @@ from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.sampler import Sampler
 from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, update_policy
 from trainer.runs.artifacts import Artifacts, Reports
-from trainer.runs.batches.ahead import OpensCollectors, open_batches
-from trainer.runs.batches.batch import Batch, BatchCollector
+from trainer.runs.batches import Batch, BatchCollector, OpensCollectors, open_batches
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
-from trainer.runs.evaluation.reports import EvaluationReport
+from trainer.runs.evaluation.files import EvaluationReport
 from trainer.runs.memory import peak_gpu_memory
 from trainer.runs.open import OpenRun
 from trainer.runs.rollout_stats import (

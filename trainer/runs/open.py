@@ -18,8 +18,7 @@ from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
 from trainer.runs.config import RunConfig
-from trainer.runs.learner import Learner
-from trainer.runs.matmul import settle_matmul
+from trainer.runs.learner import Learner, settle_matmul
 from trainer.runs.messages import Messages, messages
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir
 from trainer.runs.shutdown import ShutdownHandler

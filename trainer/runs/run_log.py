@@ -7,7 +7,7 @@ runs/<name>/
     completions/            train-000001.jsonl, eval-000000.jsonl (of a set with a name,
                             eval-NAME-000000.jsonl): one object for each completion
     trajectories/           of a search run: trainer/search/trajectories/store.py
-    buffer/                 what was generated for the next updates: trainer/runs/batches/buffer.py
+    buffer/                 what was generated for the next updates: trainer/runs/batches.py
         messages.log            the warnings of every start, with their time
     checkpoints/            step-000020/: see trainer/runs/checkpoints/checkpoint.py
         services.json           URL -> the `/v1/info` of the service there at the start

@@ -20,9 +20,7 @@ from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
 from trainer.rl.engines.choice import probe_server
 from trainer.rl.policy import check_tokenizer, stop_token_ids, unwrap_peft
-from trainer.runs.cli.machine import check_device, check_memory
-from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import check_model
+from trainer.runs.checks import check_device, check_memory, check_model, check_output_paths
 from trainer.runs.config import set_key
 from trainer.search.answer.config import SEARCH
 from trainer.search.answer.models import chat_client, check_judge, judge_name

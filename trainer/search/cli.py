@@ -127,7 +127,7 @@ def collect(
     Exit code 3: no episode has a reward. 143, 130: SIGTERM or Ctrl-C ended it after a step.
     """
     with _clean_exit():
-        from trainer.runs.cli.tables import report_table
+        from trainer.runs.results import report_table
         from trainer.search.collect import collect as collect_all
         from trainer.search.evaluation.stats import table
         from trainer.search.trajectories.view import write_view

@@ -16,8 +16,7 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
     from trainer.search.data import load_held_out, load_train
 
     questions, held_out = load_train(cfg), load_held_out(cfg)
-    from trainer.runs.cli.results import print_results
-    from trainer.runs.cli.tables import comparison_table
+    from trainer.runs.results import comparison_table, print_results
     from trainer.search.evaluation.report import write_report
     from trainer.search.evaluation.stats import table
     from trainer.search.training.train import run_search
@@ -41,7 +40,7 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: not set. Give a file of held-out questions.")
-    from trainer.runs.cli.results import print_evaluation
+    from trainer.runs.results import print_evaluation
     from trainer.search.evaluation.run import run_evaluation
     from trainer.search.evaluation.stats import table
 
@@ -67,7 +66,7 @@ def check(cfg: SearchConfig, processes: int) -> int:
 
 def reward(cfg: SearchConfig) -> int:
     """Print the section `reward` with all weights, and the services that answer and judge."""
-    from trainer.runs.cli.reward import print_reward
+    from trainer.runs.results import print_reward
 
     words = [
         "The reward of an episode: w_judge * score + w_ndcg * NDCG + w_format * well-formed (0 or",

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 def train(cfg: SftConfig, *, resume: bool) -> int:
     """Train on the rows, and measure the loss on held-out ones before, between and after."""
-    from trainer.runs.cli.results import print_results
-    from trainer.runs.cli.tables import comparison_table
     from trainer.runs.config import DEFAULT_EVAL_SET
+    from trainer.runs.results import comparison_table, print_results
     from trainer.sft.run import run_sft
     from trainer.sft.stats import TABLE, write_report
 
@@ -97,9 +96,8 @@ def _memory(cfg: SftConfig, longest: int, processes: int) -> str:
 
     longest: tokens of the longest row.
     """
-    from trainer.runs.cli.machine import check_device
-    from trainer.runs.cli.weights import check_model
-    from trainer.runs.trl.memory import estimate_trl_memory, memory_text
+    from trainer.runs.checks import check_device, check_model
+    from trainer.runs.memory import estimate_trl_memory, memory_text
 
     device, _ = check_device(cfg.misc)
     model, _ = check_model(cfg.policy, cfg.policy.path, "policy.path", trl=True)

@@ -14,8 +14,7 @@ from scorekit.documents import read_json
 from scorekit.net.masking import without_passwords
 from scorekit.report.page import write_html
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.evaluation.curves import draw_curves
-from trainer.runs.evaluation.pages import read_run, read_text
+from trainer.runs.evaluation.pages import draw_curves, read_run, read_text
 from trainer.runs.stats import Curve, Stats, StatSpec, compare
 
 TABLE = (

@@ -20,9 +20,7 @@ from trainer.rl.policy import (
     load_tokenizer,
     stop_token_ids,
 )
-from trainer.runs.cli.machine import check_device, check_memory
-from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import check_model
+from trainer.runs.checks import check_device, check_memory, check_model, check_output_paths
 from trainer.runs.config import set_key
 from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.data import Example, in_both, load_set, load_train

@@ -16,9 +16,9 @@ def train(cfg: TranslationConfig, *, resume: bool) -> int:
     from trainer.translation.data import load_held_out, load_train
 
     examples, held_out = load_train(cfg), load_held_out(cfg)
-    from trainer.runs.cli.results import print_results
+    from trainer.runs.results import print_results
+    from trainer.translation.evaluation.evaluate import comparison_table
     from trainer.translation.evaluation.report import write_report
-    from trainer.translation.tables import comparison_table
     from trainer.translation.train import train_translation
 
     artifacts = train_translation(examples, held_out, cfg, resume=resume)
@@ -32,7 +32,7 @@ def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) ->
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: required. Set the examples to translate")
-    from trainer.runs.cli.results import print_evaluation
+    from trainer.runs.results import print_evaluation
     from trainer.translation.evaluation.run import run_evaluation
     from trainer.translation.evaluation.stats import table
 
@@ -83,7 +83,7 @@ def check(cfg: TranslationConfig, processes: int) -> int:
 
 def reward(cfg: TranslationConfig) -> int:
     """Print the reward as a definition, with what a definition cannot say in words."""
-    from trainer.runs.cli.reward import print_reward
+    from trainer.runs.results import print_reward
     from trainer.translation.rewards.short_form import definition_of, missing_parts
 
     definition = definition_of(cfg.reward)

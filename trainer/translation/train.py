@@ -18,8 +18,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts
-from trainer.runs.batches.batch import Batch
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import Batch, RolloutBuffer
 from trainer.runs.config import set_key
 from trainer.runs.loop import TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
@@ -29,7 +28,13 @@ from trainer.translation.collect import Collector
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
-from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
+from trainer.translation.evaluation.evaluate import (
+    Report,
+    columns,
+    evaluate_on_dataset,
+    evaluation_line,
+    read_reports,
+)
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
@@ -44,7 +49,6 @@ from trainer.translation.rewards.screening import (
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rewards.short_form import weighted_parts
 from trainer.translation.rollouts import TranslationRollout
-from trainer.translation.tables import columns, evaluation_line
 
 TranslationBatch = Batch[TranslationRollout, SampleReward]
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ NO_WRITERS = {
     "scorekit/paid/repair.py",  # a SQLite file with its log
     "synth/report/views.py",  # appends
     "trainer/rl/engines/vllm_weights.py",  # weights for a server, unused after the run
-    "trainer/runs/batches/buffer.py",  # appends, and cuts an incomplete last line
+    "trainer/runs/batches.py",  # appends, and cuts an incomplete last line
 }
 
 

@@ -12,9 +12,14 @@ from typing import Any
 from scorekit.paired import PairedStat, largest_changes
 from trainer.roleplay.evaluation.diagnostics import STRETCH
 from trainer.roleplay.evaluation.stats import curves, table
-from trainer.runs.evaluation.curves import draw_curves
-from trainer.runs.evaluation.pages import TaskPages, first_and_last, read_run, set_values
-from trainer.runs.evaluation.reports import lines_by_set
+from trainer.runs.evaluation.files import lines_by_set
+from trainer.runs.evaluation.pages import (
+    TaskPages,
+    draw_curves,
+    first_and_last,
+    read_run,
+    set_values,
+)
 
 Line = Mapping[str, Any]
 #: (title, pairs of lines)

@@ -32,12 +32,9 @@ from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import embedder_of, open_similarity
 from trainer.roleplay.training.options import grpo_arguments, printed_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.cli.machine import check_device
-from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import check_model
-from trainer.runs.memory import free_memory
+from trainer.runs.checks import check_device, check_model, check_output_paths
+from trainer.runs.memory import estimate_trl_memory, free_memory, memory_text
 from trainer.runs.trl.arguments import one_device
-from trainer.runs.trl.memory import estimate_trl_memory, memory_text
 from trainer.runs.trl.processes import shares_text, started_processes
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from trainer.runs.checkpoints.checkpoint import (
 )
 from trainer.runs.checkpoints.resume import Origin, check_origin
 from trainer.runs.config import RunConfig
-from trainer.runs.evaluation.reports import EvaluationReport
+from trainer.runs.evaluation.files import EvaluationReport
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from scorekit.errors import ScorekitError
+from trainer.runs import results
 from trainer.runs.artifacts import Artifacts, Reports
 from trainer.runs.checkpoints.checkpoint import CheckpointState
 from trainer.runs.checkpoints.resume import Origin
-from trainer.runs.cli import tables
 from trainer.runs.config import KeptConfig
 from trainer.runs.console import Console
 from trainer.runs.run_log import RunLog
@@ -64,7 +64,7 @@ class TrlRun(ABC, Generic[C]):
         #: Of the signal that any process has received, the same on all of them.
         self.signal_number = 0
         self.accelerator = start.world.accelerator  # has the trackers
-        columns, narrow_titles = tables.columns(plan.table)
+        columns, narrow_titles = results.columns(plan.table)
         self.console = Console(
             columns, narrow_titles, plan.num_updates, self.done, quiet=quiet, verbose=misc.verbose
         )
@@ -126,7 +126,7 @@ class TrlRun(ABC, Generic[C]):
         self.start.world.set_phase(f"update {update}, evaluation")
         stats = self.evaluate(update)
         track(self.accelerator, "eval", stats, update)
-        self.console.print_line(tables.evaluation_line(self.plan.table, update, stats))
+        self.console.print_line(results.evaluation_line(self.plan.table, update, stats))
         earlier = [self.rating(report) for number, report in self.reports if number > 0]
         self.reports.append((update, stats))
         should_save = self.cfg.misc.save_every_n_updates and is_best(self.rating(stats), earlier)

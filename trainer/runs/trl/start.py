@@ -27,7 +27,7 @@ from trainer.runs.checkpoints.resume import (
     weight_origin,
 )
 from trainer.runs.config import DEFAULT_EVAL_SET, KeptConfig
-from trainer.runs.matmul import settle_matmul
+from trainer.runs.learner import settle_matmul
 from trainer.runs.messages import Messages, messages, messages_of_main
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
 from trainer.runs.trackers import check_trackers

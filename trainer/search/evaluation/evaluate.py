@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
+from trainer.runs.evaluation.files import EvaluationReport, reports_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.compare import episodes_of

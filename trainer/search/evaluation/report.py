@@ -14,15 +14,15 @@ from typing import Any
 
 from scorekit.paired import PairedStat
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.evaluation.curves import draw_curves
+from trainer.runs.evaluation.files import lines_by_set
 from trainer.runs.evaluation.pages import (
     TaskPages,
+    draw_curves,
     first_and_last,
     group_table,
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.reports import lines_by_set
 from trainer.runs.stats import compare
 from trainer.search.evaluation.compare import changed_most, episodes_of, line_key
 from trainer.search.evaluation.stats import curves, table

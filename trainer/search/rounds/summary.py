@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.documents import read_json
-from trainer.runs.evaluation.reports import lines_by_set
+from trainer.runs.evaluation.files import lines_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.config import SearchRewardConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.rl.rollout import Rollout
-from trainer.runs.batches.batch import is_stale
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import RolloutBuffer, is_stale
 from trainer.search.images.processor import ImageProcessor, StoredImage
 from trainer.search.records import Trajectory
 

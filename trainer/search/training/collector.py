@@ -16,8 +16,7 @@ from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
-from trainer.runs.batches.batch import Batch, batch_indices
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import Batch, RolloutBuffer, batch_indices
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer

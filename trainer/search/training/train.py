@@ -20,10 +20,9 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.workload import Workload
+from trainer.runs import results
 from trainer.runs.artifacts import Artifacts
-from trainer.runs.batches.batch import Batch
-from trainer.runs.batches.buffer import RolloutBuffer
-from trainer.runs.cli import tables
+from trainer.runs.batches import Batch, RolloutBuffer
 from trainer.runs.config import set_key
 from trainer.runs.loop import TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
@@ -190,7 +189,7 @@ class SearchTask:
         self.services, self.searcher = connections, searcher
         self.collector = self.open_collector(run.world)
         self.episodes = self.collector.episodes
-        self.columns = tables.columns(table())
+        self.columns = results.columns(table())
 
     def open_collector(
         self,
@@ -288,4 +287,4 @@ class SearchTask:
 
     def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
         """Return the console line of an evaluation."""
-        return tables.evaluation_line(table(), update, report.stats(), name)
+        return results.evaluation_line(table(), update, report.stats(), name)

@@ -37,8 +37,7 @@ from trainer.runs.run_log import (
     write_jsonl,
 )
 from trainer.runs.trl.processes import check_alone
-from trainer.translation.buffered import PendingGroup
-from trainer.translation.collect import unanswered
+from trainer.translation.collect import PendingGroup, unanswered
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.loading import load_learner

@@ -17,7 +17,7 @@ def train(cfg: BestOfNConfig, *, resume: bool) -> int:
 
     view = cfg.translation
     train_examples, sets = load_train(view), load_held_out(view)
-    from trainer.runs.cli.results import print_evaluation
+    from trainer.runs.results import print_evaluation
     from trainer.translation.best_of_n.run import run_best_of_n
     from trainer.translation.evaluation.stats import table
 

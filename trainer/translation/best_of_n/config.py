@@ -13,12 +13,12 @@ from trainer.runs.config import KeptConfig
 from trainer.runs.config import MiscConfig as RunMiscConfig
 from trainer.sft.config import SftConfig, SftData, SftEval, SftSection
 from trainer.translation.config import (
+    DataConfig,
     EvalConfig,
     GenerationConfig,
     MiscConfig,
     TranslationConfig,
 )
-from trainer.translation.config_data import DataConfig
 from trainer.translation.rewards.config import RewardConfig
 
 

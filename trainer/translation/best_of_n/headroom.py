@@ -24,7 +24,7 @@ from scorekit.paired import (
 )
 from scorekit.rewards.rules import chrf
 from trainer.translation.best_of_n.candidates import Candidate, SampledSource
-from trainer.translation.evaluation.quality import corpus_metrics
+from trainer.translation.evaluation.compare import corpus_metrics
 
 #: The choices, by the name of the values that they follow.
 REWARD, OWN, REVERSE = "reward", "own log-probability", "reverse log-probability"

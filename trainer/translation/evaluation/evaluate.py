@@ -1,4 +1,4 @@
-"""Evaluate a policy: rewards, error spans, lengths, and chrF and BLEU."""
+"""Evaluate a policy: rewards, error spans, lengths, chrF and BLEU; and the tables of a terminal."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
 from torch import nn
 
 from scorekit.paired import indices_by_group
@@ -14,12 +15,15 @@ from scorekit.rewards.rules import chrf
 from scorekit.schemas import Scored
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
-from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
+from trainer.runs import results as run_results
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.evaluation.files import EvaluationReport, reports_by_set
 from trainer.runs.rollout_stats import rollout_stats
 from trainer.runs.stats import mean_of
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
+from trainer.translation.evaluation.compare import reference_stats
 from trainer.translation.evaluation.held_out import (
     HeldOutMetrics,
     Scores,
@@ -27,10 +31,10 @@ from trainer.translation.evaluation.held_out import (
     metric_stats,
     whole_scores,
 )
-from trainer.translation.evaluation.quality import reference_stats
 from trainer.translation.evaluation.stats import (
     component_stats,
     read_evaluations,
+    table,
     total_rewards,
 )
 from trainer.translation.prompting import Prompt
@@ -38,6 +42,7 @@ from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import Scores as Answers
 from trainer.translation.rewards.sample_reward import SampleReward, compute_rewards
 from trainer.translation.rewards.services import RewardClient
+from trainer.translation.rewards.stats import hidden_keys
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 _SEED = 0  # of translations that are sampled
@@ -205,3 +210,23 @@ def _stats(
 def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
     """Return (update, report) of the evaluations in eval.jsonl of a run's folder, by set."""
     return reports_by_set(folder, read_evaluations(folder), Report)
+
+
+def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return the columns of an update: stats of components with a weight, and those always
+    shown."""
+    hidden = hidden_keys(cfg)
+    return run_results.columns([stat for stat in table() if stat.key not in hidden])
+
+
+def evaluation_line(update: int, report: Report, name: str = DEFAULT_EVAL_SET) -> str:
+    """Return the console line of an evaluation of a set."""
+    values = report.stats()
+    visible_stats = [stat for stat in table(values) if values.get(stat.key) not in stat.hidden_at]
+    return run_results.evaluation_line(visible_stats, update, values, name)
+
+
+def comparison_table(before: Report, after: Report) -> Table:
+    """Return two reports side by side, with the change."""
+    first, last = before.stats(), after.stats()
+    return run_results.comparison_table(table(first, last), first, last)

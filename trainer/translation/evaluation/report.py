@@ -8,26 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scorekit.paired import PairedStat
+from scorekit.report.page import chart_image
 from scorekit.report.render import COLOURS, cut_segments, hint
 from scorekit.schemas import ErrorSpan
+from trainer.runs.evaluation.files import lines_by_set
 from trainer.runs.evaluation.pages import (
+    Lines,
     TaskPages,
+    draw_curves,
     first_and_last,
     group_table,
     read_run,
     set_values,
 )
-from trainer.runs.evaluation.reports import lines_by_set
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.compare import changed_most
-from trainer.translation.evaluation.curves import draw_run
 from trainer.translation.evaluation.stats import (
     A_REWARD,
     CHRF,
     NO_REWARD,
+    curves,
     ranking,
     read_evaluations,
     severity_counts,
@@ -35,6 +40,7 @@ from trainer.translation.evaluation.stats import (
 )
 
 _MAX_EXAMPLES = 12  # examples of each kind
+_BINS = 40  # of the histogram of advantages
 
 
 def write_report(
@@ -184,3 +190,52 @@ def _scores(line: Mapping[str, Any]) -> str:
 def _kind(span: ErrorSpan) -> str:
     """Return the class of a mark in trainer/translation/evaluation/macros.html."""
     return span.severity.lower() if span.severity in COLOURS else "other"
+
+
+def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[str]:
+    """Return one chart for each curve that has points, and the histogram of advantages.
+
+    evals: lines of eval.jsonl by the names of their sets.
+    """
+    histogram = chart_image(
+        "advantages (normalized, share of tokens)",
+        "advantage",
+        partial(_draw_histogram, _sampled_advantages(folder)),
+    )
+    every = [line for lines in evals.values() for line in lines]
+    return [
+        *draw_curves(curves(*every), updates, evals),
+        *([] if histogram is None else [histogram]),
+    ]
+
+
+def _sampled_advantages(folder: Path) -> dict[int, list[float]]:
+    """Return the advantages of the first, middle and last update whose completions were dumped.
+
+    A token with exactly 0 was not trained on.
+    """
+    dumps = sorted((folder / "completions").glob("train-*.jsonl"))
+    chosen = sorted({0, len(dumps) // 2, len(dumps) - 1}) if dumps else []
+    return {
+        int(dumps[index].stem.removeprefix("train-")): [
+            value
+            for line in read_jsonl(dumps[index])
+            for value in line["advantages"] or []
+            if value
+        ]
+        for index in chosen
+    }
+
+
+def _draw_histogram(dumps: Mapping[int, Sequence[float]], axes: Any) -> int:
+    import numpy as np
+
+    filled = {update: values for update, values in dumps.items() if values}
+    if not filled:
+        return 0
+    every = np.concatenate([np.asarray(values) for values in filled.values()])
+    edges = np.histogram_bin_edges(every, bins=_BINS)
+    for update, values in filled.items():
+        share = np.histogram(values, bins=edges)[0] / len(values)
+        axes.stairs(share, edges, label=f"update {update}", linewidth=1.4)
+    return len(filled)

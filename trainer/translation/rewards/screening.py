@@ -16,7 +16,7 @@ from scorekit.text.checks import language_probability
 from scorekit.text.writing_scripts import scripts_of
 from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import set_key
-from trainer.translation.config_data import DataConfig
+from trainer.translation.config import DataConfig
 from trainer.translation.data import Example
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
 from trainer.translation.rewards.reward_batch import ServiceName, fields_of

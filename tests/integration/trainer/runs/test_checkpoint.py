@@ -22,7 +22,7 @@ from tests.kits.trainer.runs import letter_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.model_files import save_tokenizer
 from trainer.rl.policy import Reference, load_policy, load_tokenizer, stop_token_ids
-from trainer.runs.batches.batch import batch_indices
+from trainer.runs.batches import batch_indices
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,
     best_checkpoint,
@@ -38,7 +38,7 @@ from trainer.runs.checkpoints.checkpoint import (
     set_random_state,
 )
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.cli.weights import check_model
+from trainer.runs.checks import check_model
 
 TOKENIZER = letter_tokenizer()
 

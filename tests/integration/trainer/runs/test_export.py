@@ -28,8 +28,13 @@ from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.runs.checkpoints import export
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import checkpoints, load_checkpoint, save_processors
-from trainer.runs.checkpoints.export import export_policy, write_policy
-from trainer.runs.checkpoints.export_check import logit_tolerance, probe_ids, probe_logits
+from trainer.runs.checkpoints.export import (
+    export_policy,
+    logit_tolerance,
+    probe_ids,
+    probe_logits,
+    write_policy,
+)
 from trainer.translation.config import TranslationConfig
 from trainer.translation.train import train_translation
 

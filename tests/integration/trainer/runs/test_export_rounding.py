@@ -13,7 +13,7 @@ from tests.kits.trainer.runs import byte_level_tokenizer
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import with_adapters
 from trainer.runs.checkpoints import export
-from trainer.runs.checkpoints.export_check import probe_ids
+from trainer.runs.checkpoints.export import probe_ids
 
 
 @pytest.fixture

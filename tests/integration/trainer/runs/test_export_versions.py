@@ -18,8 +18,7 @@ from tests.kits.trainer.roleplay import byte_tokenizer
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy
 from tests.kits.trainer.searching.policies import tiny_tokenizer
 from trainer.runs.checkpoints.checkpoint import checkpoints
-from trainer.runs.checkpoints.export import export_policy, write_policy
-from trainer.runs.checkpoints.export_check import logit_tolerance
+from trainer.runs.checkpoints.export import export_policy, logit_tolerance, write_policy
 
 ROOT = Path(__file__).parents[4]
 #: Its transformers is the newest 4, which unbabel-comet requires.

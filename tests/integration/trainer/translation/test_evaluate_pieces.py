@@ -19,10 +19,9 @@ from tests.kits.trainer.runs import (
 from trainer.runs.checkpoints.checkpoint import checkpoints, read_state
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.config import GenerationConfig, TranslationConfig
-from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
+from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, evaluation_line
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.tables import evaluation_line
 from trainer.translation.train import train_translation
 
 pytestmark = pytest.mark.usefixtures("no_second_try")

@@ -23,11 +23,11 @@ from trainer.runs.run_log import read_jsonl
 from trainer.translation.check import check_run
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_held_out, load_train
+from trainer.translation.evaluation.evaluate import evaluation_line
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.run import run_evaluation
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.tables import evaluation_line
 from trainer.translation.train import Artifacts, train_translation
 
 #: These tests look at the charts (tests/integration/trainer/conftest.py).

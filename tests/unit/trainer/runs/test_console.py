@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trainer.runs.console import Console
+from trainer.translation.evaluation.evaluate import columns
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.tables import columns
 
 #: The stats that must be visible for each update.
 EXPECTED_NAMES = (

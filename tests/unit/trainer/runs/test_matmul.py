@@ -10,10 +10,10 @@ import torch
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.matmul import VARIABLE, Trial
-from trainer.runs import matmul
+from trainer.runs import learner
 from trainer.runs.checkpoints.checkpoint import CheckpointState, finalize_checkpoint
 from trainer.runs.config import check_config
-from trainer.runs.matmul import settle_matmul
+from trainer.runs.learner import settle_matmul
 from trainer.translation.config import TranslationConfig
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def config(setting="auto", *changes):
 def machine(monkeypatch):
     """Return what sets the result of the trial, so that no test depends on this machine."""
     monkeypatch.delenv(VARIABLE)  # the tests pin one
-    return lambda **result: monkeypatch.setattr(matmul, "try_onednn", lambda _: Trial(**result))
+    return lambda **result: monkeypatch.setattr(learner, "try_onednn", lambda _: Trial(**result))
 
 
 def checkpoint_of(folder, cfg, *, earlier_version=False):

@@ -7,7 +7,7 @@ import pytest
 from scorekit.errors import UserError
 from trainer.chat.render import load_generation_config
 from trainer.rl.config import PolicyConfig
-from trainer.runs.cli.weights import check_model
+from trainer.runs.checks import check_model
 
 
 @pytest.mark.parametrize("content", ['{"model_type": "qwen2", "hidden_size": "abc"}', "[", "[1]"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kits.trainer.searching.episodes import ask
-from trainer.runs.batches.batch import batch_indices
+from trainer.runs.batches import batch_indices
 from trainer.search.config import SearchConfig
 from trainer.search.upper_bounds import max_training_episodes, most_turns
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from scorekit.schemas import Failed, JudgeScored, Scored, WireError
-from trainer.runs.batches.buffer import RolloutBuffer
-from trainer.translation.buffered import BufferedSamples, PendingGroup
+from trainer.runs.batches import RolloutBuffer
+from trainer.translation.collect import BufferedSamples, PendingGroup
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.reward_batch import Composed, Scores
 from trainer.translation.rollouts import TranslationRollout

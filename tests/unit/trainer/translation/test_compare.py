@@ -6,8 +6,7 @@ import pytest
 import sacrebleu
 
 from scorekit.paired import FEWEST, as_row
-from trainer.translation.evaluation.compare import changed_most, compare_policies
-from trainer.translation.evaluation.quality import reference_stats
+from trainer.translation.evaluation.compare import changed_most, compare_policies, reference_stats
 
 KO, DE = "en-US>ko-KR", "en-US>de-DE"
 

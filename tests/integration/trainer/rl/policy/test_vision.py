@@ -16,7 +16,7 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.policy import load_policy
 from trainer.rl.update import update_policy
-from trainer.runs.cli.weights import check_model
+from trainer.runs.checks import check_model
 
 CPU = torch.device("cpu")
 TEXT_ONLY = r"model\.language_model\..*\.(q|v)_proj"

@@ -9,8 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
-from trainer.runs.memory import cache_bytes, pass_bytes
-from trainer.runs.trl.memory import estimate_trl_memory
+from trainer.runs.memory import cache_bytes, estimate_trl_memory, pass_bytes
 from trainer.sft.config import SftConfig
 
 SIZES = {

@@ -12,9 +12,13 @@ import torch
 from testing.servers import wait_until
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
-from trainer.runs.batches.ahead import BatchesAhead, BatchesInTurn, open_batches
-from trainer.runs.batches.batch import Batch
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import (
+    Batch,
+    BatchesAhead,
+    BatchesInTurn,
+    RolloutBuffer,
+    open_batches,
+)
 from trainer.runs.run_log import PhaseTimer
 
 

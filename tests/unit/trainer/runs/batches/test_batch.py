@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainer.rl.rollout import Rollout
-from trainer.runs.batches.batch import Batch, drop_stale, is_stale, oldest_version
+from trainer.runs.batches import Batch, drop_stale, is_stale, oldest_version
 
 
 def rollout(group: int, versions: list[int] | None, mask: list[bool] | None = None) -> Rollout:

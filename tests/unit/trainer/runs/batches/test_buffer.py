@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.errors import UserError
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import RolloutBuffer
 
 ROWS = [{"id": "a", "logprobs": [-0.1, -1e-300, -2.5]}, {"id": "b", "text": "한국어\u2028中文"}]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from trainer.runs.evaluation.curves import draw_curves
+from trainer.runs.evaluation.pages import draw_curves
 from trainer.runs.stats import Curve
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
+from trainer.runs.evaluation.files import EvaluationReport, reports_by_set
 from trainer.runs.run_log import write_jsonl
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from tests.kits.trainer.searching.finished import episode
 from trainer.rl.rollout import Rollout
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.runs.batches import RolloutBuffer
 from trainer.search.images.processor import ProcessedImage
 from trainer.search.records import TokenRecord, Trajectory, mask_digest
 from trainer.search.training.buffered import BufferedEpisodes

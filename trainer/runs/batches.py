@@ -1,4 +1,4 @@
-"""Get the batches of the updates of a training loop.
+"""The batches of updates: what collects them, when, and what is kept of them on disk.
 
 `BatchesInTurn` collects a batch in the loop's own thread, when its update begins, or a fixed number
 of updates earlier. `BatchesAhead` collects the batches of the next updates in other threads, while
@@ -12,24 +12,194 @@ version is the number of updates behind the weights), so no token can be older t
 from __future__ import annotations
 
 import logging
+import os
+import re
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+from scorekit.files import with_path_in_error
+from scorekit.seeds import stream_seed
 from trainer.rl.distributed import DistributedContext
-from trainer.runs.batches.batch import Batch, BatchCollector, drop_stale
-from trainer.runs.batches.buffer import RolloutBuffer
+from trainer.rl.rollout import Rollout
+from trainer.rl.sampler import Sampler
 from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
-from trainer.runs.run_log import PhaseTimer
+from trainer.runs.run_log import PhaseTimer, append_jsonl, read_jsonl
 
 log = logging.getLogger(__name__)
+R = TypeVar("R", bound=Rollout)
+W = TypeVar("W")
 #: Seconds between two looks at a batch that is awaited, so that a signal is handled soon.
 _TICK_S = 0.2
 #: Seconds that `close` waits for the threads, which end at their next look.
 _CLOSE_S = 5.0
+FOLDER = "buffer"
+_NAME = re.compile(r"update-(\d{6,})-(\d{1,6})\.jsonl")
+
+
+@dataclass(slots=True)
+class Batch(Generic[R, W]):
+    """The rollouts of an update with their rewards, in the same order.
+
+    scored_indices: indices of those that have a reward.
+    attempts: how often rewards were requested from the services.
+    dropped_stale: number of rollouts that were left out because they were older than
+    `rl.max_staleness` allows.
+    """
+
+    rollouts: list[R]
+    rewards: list[W]
+    scored_indices: list[int]
+    attempts: int = 1
+    dropped_stale: int = 0
+
+    def select_scored(self) -> tuple[list[R], list[W]]:
+        """Return the rollouts that are trained on, and their rewards."""
+        return [self.rollouts[i] for i in self.scored_indices], [
+            self.rewards[i] for i in self.scored_indices
+        ]
+
+
+class BatchCollector(Protocol):
+    """The part of a task that samples its batches.
+
+    stop_reason: the reason why the last batch has no rewards, or an evaluation failed, in one line;
+    None: it has, or the run is to end.
+    """
+
+    stop_reason: str | None
+
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
+        """Return the full batch of an update, the same on every process.
+
+        None: it has no rewards, and the update has not started.
+        """
+
+
+def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
+    """Return the prompts of update `update` (from 1): shuffled passes over the data.
+
+    They depend only on the arguments, so that a run can be resumed at any update.
+    """
+    import torch
+
+    indices: list[int] = []
+    for position in range((update - 1) * batch_size, update * batch_size):
+        epoch, offset = divmod(position, examples)
+        if offset == 0 or not indices:
+            generator = torch.Generator().manual_seed(stream_seed("order", seed, epoch))
+            order = torch.randperm(examples, generator=generator).tolist()
+        indices.append(order[offset])
+    return indices
+
+
+def oldest_version(rollout: Rollout) -> int | None:
+    """Return the oldest weights that sampled a token; None if the sampler does not know."""
+    if rollout.weight_versions is None:
+        return None
+    return min(
+        (
+            version
+            for version, is_action in zip(rollout.weight_versions, rollout.actions, strict=True)
+            if is_action
+        ),
+        default=None,
+    )
+
+
+def is_stale(rollout: Rollout, update: int, max_staleness: int) -> bool:
+    """Return whether a token is older than update `update` may learn from.
+
+    The age of a token is the number of updates between the weights that sampled it and those that
+    learn from it, which have version `update` - 1.
+    """
+    version = oldest_version(rollout)
+    return version is not None and update - 1 - version > max_staleness
+
+
+def drop_stale(batch: Batch[Any, Any], update: int, max_staleness: int) -> None:
+    """Leave out, and count, the groups with a rollout that is older than the bound."""
+    stale_groups = {
+        rollout.group for rollout in batch.rollouts if is_stale(rollout, update, max_staleness)
+    }
+    dropped: Sequence[int] = [
+        index for index in batch.scored_indices if batch.rollouts[index].group in stale_groups
+    ]
+    batch.dropped_stale += len(dropped)
+    batch.scored_indices = [index for index in batch.scored_indices if index not in set(dropped)]
+
+
+class RolloutBuffer:
+    """Keeps on disk what was generated for the next updates, so that a killed run does not lose it.
+
+        RUN/buffer/update-000007-0.jsonl    one object for each finished episode or sample group of
+                                            the batch of update 7, of process 0
+
+    Only a run with `rl.max_staleness` above 0 has it. The files of an update are removed when a
+    checkpoint holds that update: a run that is resumed from an earlier one needs them again.
+    This is the buffer of one process. Threads may share it.
+    """
+
+    def __init__(self, run_dir: Path, rank: int) -> None:
+        """Prepare to read and write.
+
+        run_dir: the folder of the run.
+        rank: the index of this process, which writes its own files and reads those of all.
+        """
+        self.folder, self._rank = run_dir / FOLDER, rank
+        self._opened: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def updates(self) -> list[int]:
+        """Return the updates that have files, ascending."""
+        return sorted({update for update, _ in self._files()})
+
+    def read(self, update: int) -> list[dict[str, Any]]:
+        """Return the rows of an update, of all processes, in the order in which each wrote them.
+
+        A last line that is incomplete is left out. Raises UserError for a damaged file.
+        """
+        paths = [path for number, path in self._files() if number == update]
+        return [row for path in paths for row in read_jsonl(path)]
+
+    def append(self, update: int, row: dict[str, Any]) -> None:
+        """Add a row, which survives if this process dies."""
+        path = self.folder / f"update-{update:06d}-{self._rank}.jsonl"
+        with self._lock:
+            if path not in self._opened:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                _cut_incomplete_line(path)
+                self._opened.add(path)
+            append_jsonl(path, row)
+
+    def cut(self, done: int) -> None:
+        """Remove the files of the updates up to `done`, which a checkpoint holds.
+
+        One process of the run calls it.
+        """
+        for update, path in self._files():
+            if update <= done:
+                path.unlink()
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Return (update, file) of all files of the buffer, by their names."""
+        paths = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        matches = [(_NAME.fullmatch(path.name), path) for path in paths]
+        return [(int(match[1]), path) for match, path in matches if match]
+
+
+def _cut_incomplete_line(path: Path) -> None:
+    """Remove what a killed process left of its last line, so that the next one starts a line."""
+    if not path.exists():
+        return
+    with with_path_in_error(path), path.open("rb+") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
+        os.fsync(file.fileno())
 
 
 class OpensCollectors(Protocol):

@@ -1,1 +1,0 @@
-"""Shared by the commands of all tasks: checks, comparisons, tables."""
