@@ -194,8 +194,8 @@ def measure_policy(
     limit: of the questions. The episodes themselves are kept in a folder beside `out`.
     """
     from trainer.search.data import load_held_out
-    from trainer.search.episode_runner import EpisodeRunner
-    from trainer.search.local_policy import local_policy
+    from trainer.search.rollout.episode_runner import EpisodeRunner
+    from trainer.search.rollout.sampled import local_policy
     from trainer.search.services import open_services as met
     from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 

@@ -84,7 +84,7 @@ def ask(
         from trainer.search.ask import ask as ask_one
         from trainer.search.ask import reward_of_one
         from trainer.search.records import Question, Trajectory
-        from trainer.search.show import end_panel, question_panel, turn_panel
+        from trainer.search.trajectories.show import end_panel, question_panel, turn_panel
         from trainer.search.trajectories.view import write_view
 
         if not question.strip():

@@ -16,9 +16,8 @@ from trainer.rl.policy.tokens import stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_peft
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import PolicyInputs, inspect_policy
 from trainer.search.rollout.episode import Policy
-from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.rollout.sampled import PolicyInputs, SampledPolicy, inspect_policy
 from trainer.search.services import open_policy
 
 _SEED = 0  # of sampled turns, so the same policy gives the same episodes

@@ -36,12 +36,12 @@ from trainer.runs.evaluation.files import (
 from trainer.search.answer.config import GeneratorConfig
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
 from trainer.search.evaluation.compare import compare_episodes, episodes_of, line_key
 from trainer.search.evaluation.evaluate import evaluate_questions
 from trainer.search.evaluation.report import write_comparison, write_evaluation
 from trainer.search.records import Question
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore

@@ -12,11 +12,11 @@ from scorekit.paid.account import sum_charges
 from scorekit.paired import indices_by_group
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
-from trainer.search.actions import DETAILS
 from trainer.search.evaluation.episode_values import VALUES, own_turns
 from trainer.search.images.views import CropErrorReason
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward import NO_GOLD, reward_stats
+from trainer.search.rollout.actions import DETAILS
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")

@@ -21,7 +21,6 @@ from typing import Any
 
 from scorekit.net.loop_thread import LoopThread
 from scorekit.net.tasks import gather_or_cancel
-from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.config import EpisodeConfig
 from trainer.search.records import (
     ActionName,
@@ -32,6 +31,7 @@ from trainer.search.records import (
     Trajectory,
     Turn,
 )
+from trainer.search.rollout.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.rollout.prompt import ActionForm, Message, observed, opening
 from trainer.search.rollout.tools import (
     MAX_TOOL_CALLS,

@@ -12,13 +12,13 @@ from typing import Protocol, TypeAlias
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit
-from trainer.search.actions import Crop, Invalid, Search
 from trainer.search.config import EpisodeConfig
 from trainer.search.images.image_data import ImageError
 from trainer.search.images.legible import legible_lines
 from trainer.search.images.views import CropFailure, ShownImage, crop_view, page_view
 from trainer.search.records import ImageView
 from trainer.search.rollout import prompt
+from trainer.search.rollout.actions import Crop, Invalid, Search
 
 #: Cache size in page images: enough for a few hundred episodes on some documents.
 _CACHE_SIZE = 512

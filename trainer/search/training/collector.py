@@ -22,10 +22,10 @@ from trainer.runs.learner import add_logprobs
 from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
 from trainer.search.config import SearchConfig
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward import WaitAborted, without_spread
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.buffered import BufferedEpisodes, FinishedEpisodes
 from trainer.search.training.loading import SearchLearner

@@ -32,13 +32,12 @@ from trainer.runs.trackers import check_trackers
 from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
 from trainer.search.evaluation.stats import compute_stats, table
-from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward import WaitAborted, answer_stats, step_stats, without_spread
-from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.rollout.episode_runner import EpisodeRunner
+from trainer.search.rollout.sampled import SampledPolicy, inspect_policy
 from trainer.search.services import SearchServices, has_page, open_services, run_name
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.allocation import LEAST

@@ -28,10 +28,10 @@ from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 from trainer.search.config import EpisodeConfig, SearchConfig
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.records import Trajectory
 from trainer.search.reward import RewardStream
 from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.rollout.policies import ChatPolicy, ScriptPolicy
 from trainer.search.trajectories.store import TrajectoryStore
 
