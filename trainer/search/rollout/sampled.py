@@ -34,6 +34,10 @@ from trainer.search.rollout.episode import Policy, TurnOutput, TurnRequest
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.policies import LONGEST_DETAIL
 
+log = logging.getLogger(__name__)
+#: Min free ids of the context for a turn: fewer are too few for an action.
+LEAST_ROOM = 16
+
 
 class FixedBatches:
     """The turns of all running episodes of one process, sampled together.
@@ -110,10 +114,6 @@ class TurnSampler(Protocol):
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> SampledCompletion:
         """Return one completion, as `Sampler.complete` says."""
-
-
-#: Min free ids of the context for a turn: fewer are too few for an action.
-LEAST_ROOM = 16
 
 
 @dataclass(slots=True)
@@ -259,9 +259,6 @@ def check_sight(ids: TurnTokenizer, cfg: EpisodeConfig) -> None:
             "episode.observation: it is image, but the policy reads only text. Set text, or use a "
             "policy that reads images."
         )
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
