@@ -27,8 +27,7 @@ from scorekit.errors import (
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit
 from trainer.search.config import EpisodeConfig
 from trainer.search.images.image_data import ImageError
-from trainer.search.images.legible import legible_lines
-from trainer.search.images.views import CropFailure, ShownImage, crop_view, page_view
+from trainer.search.images.views import CropFailure, ShownImage, crop_view, legible_lines, page_view
 from trainer.search.records import ImageView
 from trainer.search.reward import TICK_S, WaitAborted
 from trainer.search.rollout import prompt
