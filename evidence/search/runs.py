@@ -222,7 +222,7 @@ def line_of(episode: Any) -> dict[str, Any]:
     """Return the stats of a rewarded episode: its question, its results, and which turns were
     of no use.
     """
-    from trainer.search.evaluation.episode_values import values_of
+    from trainer.search.evaluation.stats import values_of
 
     question = episode.question
     reasons = [turn.reason for turn in episode.turns if turn.action == "invalid"]

@@ -34,6 +34,8 @@ from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.loading import SearchLearner
 from trainer.search.training.online_budget import BudgetDecision, OnlineBudget
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class FinishedEpisodes:
@@ -118,9 +120,6 @@ class BufferedEpisodes:
             temperature=trajectory.question.temperature,
             **fields,
         )
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -44,6 +44,7 @@ from trainer.search.records import Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.upper_bounds import most_turns
 
+log = logging.getLogger(__name__)
 #: Fewest episodes of a group: a single one has no comparison.
 LEAST = 2
 #: The mean of wider results counts as so many episodes. Without any it makes Beta(1, 1).
@@ -155,7 +156,6 @@ def _keys(question: Question) -> tuple[tuple[str, str], ...]:
     )
 
 
-log = logging.getLogger(__name__)
 DECISIONS = "online_budget"
 
 

@@ -37,7 +37,7 @@ from trainer.runs.trackers import check_trackers
 from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
-from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
+from trainer.search.evaluation.run import SearchReport, evaluate_questions, read_reports
 from trainer.search.evaluation.stats import compute_stats, table
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward import WaitAborted, answer_stats, step_stats, without_spread
