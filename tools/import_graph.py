@@ -96,18 +96,13 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "answer": "trainer.search.answer",
         "reward": "trainer.search.reward",
         "trajectories": "trainer.search.trajectories",
-        "stats": "trainer.search.evaluation.stats trainer.search.evaluation.episode_values "
-        "trainer.search.evaluation",
-        "services": "trainer.search.services trainer.search.local_policy "
-        "trainer.search.episode_runner trainer.search.training.loading "
-        "trainer.search.rollout.watched_retriever",
+        "stats": "trainer.search.evaluation",
+        "services": "trainer.search.services trainer.search.training.loading",
         "environment": "trainer.search.environment",
         "rows, curation": "trainer.search.steps trainer.search.importers",
         "rounds": "trainer.search.rounds",
-        "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect "
-        "trainer.search.show",
-        "evaluation": "trainer.search.evaluation.evaluate trainer.search.evaluation.run "
-        "trainer.search.evaluation.candidates",
+        "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect",
+        "evaluation": "trainer.search.evaluation.run",
         "training, check": "trainer.search.training trainer.search.check "
         "trainer.search.upper_bounds trainer.search.commands",
     },

@@ -55,7 +55,7 @@ NUMERIC = (
     "tests/integration/trainer/search/rollout/test_any_policy.py",
     "tests/integration/trainer/search/rollout/test_rounding.py",
     "tests/integration/trainer/search/rollout/test_sampled.py",
-    "tests/integration/trainer/search/test_local_policy.py",
+    "tests/integration/trainer/search/rollout/test_local_policy.py",
 )
 
 

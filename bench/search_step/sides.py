@@ -181,7 +181,7 @@ class _Player:
     def __init__(self, cfg: Any, sizes: Sizes, retriever: str) -> None:
         from scorekit.retrieval.client import Retriever
         from trainer.search.data import load_train
-        from trainer.search.local_policy import inspect_policy
+        from trainer.search.rollout.sampled import inspect_policy
 
         self._cfg, self._sizes, self._pages = cfg, sizes, Retriever(retriever)
         self.train, self.policy_inputs = load_train(cfg), inspect_policy(cfg)

@@ -60,7 +60,7 @@ def update_with_answers(
     streams: whether answers are requested as each episode ends, and not after the last.
     """
     from trainer.search.data import load_train
-    from trainer.search.episode_runner import EpisodeRunner
+    from trainer.search.rollout.episode_runner import EpisodeRunner
     from trainer.search.training.train import run_search
 
     folder = FOLDER / f"answers-{streams}"

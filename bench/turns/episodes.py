@@ -15,7 +15,7 @@ import torch
 from trainer.rl.config import SamplingConfig
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
-from trainer.search.rollout.fixed_batches import FixedBatches
+from trainer.search.rollout.sampled import FixedBatches
 
 PAD, EOS, FIRST = 0, 1, 3
 

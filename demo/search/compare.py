@@ -16,10 +16,9 @@ from rich.table import Table
 from demo.common import read_evaluation
 from scorekit.paired import mean_interval
 from trainer.runs.stats import mean_of
-from trainer.search.evaluation.episode_values import VALUES
-from trainer.search.evaluation.stats import table
+from trainer.search.evaluation.stats import VALUES, table
 from trainer.search.records import Trajectory
-from trainer.search.show import end_panel, question_panel, turn_panel
+from trainer.search.trajectories.show import end_panel, question_panel, turn_panel
 
 #: Keys of the stats that are shown.
 SHOWN = (

@@ -194,8 +194,8 @@ def measure_policy(
     limit: of the questions. The episodes themselves are kept in a folder beside `out`.
     """
     from trainer.search.data import load_held_out
-    from trainer.search.episode_runner import EpisodeRunner
-    from trainer.search.local_policy import local_policy
+    from trainer.search.rollout.episode_runner import EpisodeRunner
+    from trainer.search.rollout.sampled import local_policy
     from trainer.search.services import open_services as met
     from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -222,7 +222,7 @@ def line_of(episode: Any) -> dict[str, Any]:
     """Return the stats of a rewarded episode: its question, its results, and which turns were
     of no use.
     """
-    from trainer.search.evaluation.episode_values import values_of
+    from trainer.search.evaluation.stats import values_of
 
     question = episode.question
     reasons = [turn.reason for turn in episode.turns if turn.action == "invalid"]

@@ -18,7 +18,7 @@ from trainer.runs.stats import mean_of
 
 Line = Mapping[str, Any]
 
-#: Of an episode, by `trainer/search/evaluation/episode_values.py`; whether more is better.
+#: Of an episode, by `trainer/search/evaluation/stats.py`; whether more is better.
 FIGURES: dict[str, bool | None] = {
     "reward_mean": True,
     "ndcg_mean": True,

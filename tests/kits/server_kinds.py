@@ -35,7 +35,7 @@ from testing.fake_retriever import FakeRetriever
 from testing.fake_reward import FakeReward
 from testing.judge import GOOD, judge_app
 from testing.servers import PATIENCE_S, running_app, running_service, wait_ready, wait_until
-from trainer.search.environment.openenv_guard import guard_app
+from trainer.search.environment.openenv_command import guard_app
 
 PAIR = {"src": "Hello.", "mt": "안녕하세요."}
 _HEALTH = ("/health/live", "/health/ready")

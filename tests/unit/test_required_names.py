@@ -249,8 +249,8 @@ def test_the_options_of_the_label_check_exist() -> None:
 
 
 def test_tags_and_environment_of_the_search_exist() -> None:
-    from trainer.search.actions import ANSWER, BBOX, COMPLETE, SEARCH, THINK
     from trainer.search.config import ENVIRONMENT as VARIABLES
+    from trainer.search.rollout.actions import ANSWER, BBOX, COMPLETE, SEARCH, THINK
 
     tags = {THINK, SEARCH, BBOX, COMPLETE, ANSWER}
     assert tags == {"think", "search", "bbox", "search_complete", "answer"}

@@ -33,10 +33,10 @@ from trainer.search.data import (
     load_set,
     load_train,
 )
-from trainer.search.local_policy import PolicyInputs, inspect_policy
 from trainer.search.records import Question
 from trainer.search.rollout.episode_tokens import TurnTokenizer
 from trainer.search.rollout.prompt import opening
+from trainer.search.rollout.sampled import PolicyInputs, inspect_policy
 from trainer.search.services import check_index, check_retriever, has_page, open_retriever
 from trainer.search.training.loading import fitting_questions
 from trainer.search.training.train import check_trainable, workload_of

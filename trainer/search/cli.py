@@ -1,6 +1,6 @@
-"""The commands `scorekit search ask|collect|estimate|view|salvage|export`.
+"""The commands `scorekit search loop|import|ask|collect|estimate|view|salvage|export`.
 
-The commands of curation, `import`, `loop` and `serve-openenv` are added here.
+The commands of curation and `serve-openenv` are added here.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,6 @@ from scorekit.errors import UserError
 from scorekit.lazy_commands import lazy_group
 from scorekit.report.render import visible
 from trainer.search.environment.openenv_command import serve_openenv
-from trainer.search.importers.commands import import_dataset
-from trainer.search.rounds.commands import loop
 from trainer.search.steps.commands import entries
 
 app = typer.Typer(
@@ -31,9 +30,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (loop, serve_openenv):
-    app.command()(command)
-app.command("import")(import_dataset)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="The run's config (YAML); without it, defaults.")
@@ -57,6 +53,100 @@ RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Steps = Annotated[
     list[int] | None, typer.Option(help="Of this step; several may be. Default: all.")
 ]
+
+
+@app.command()
+def loop(
+    config: Annotated[Path, typer.Option("--rounds", help="The rounds (YAML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the loop; goes on with its own.")],
+    set_: Overrides = None,
+) -> None:
+    """Run rounds of training, curation and SFT. The same command continues a stopped loop.
+
+    Exit code: that of a failed step. 143, 130: SIGTERM or Ctrl-C, which are passed to the running
+    step: a training writes a checkpoint.
+    """
+    from trainer.runs.messages import show_messages
+
+    with clean_exit(f"the same command (--out {out})", stdout="log"):
+        show_messages()
+        from rich.console import Console
+        from rich.table import Column, Table
+
+        from trainer.search.rounds.config import RoundsConfig
+        from trainer.search.rounds.loop import run_loop
+        from trainer.search.rounds.page import PAGE, rounds_of
+        from trainer.search.rounds.plan import LoopPlan
+        from trainer.search.rounds.summary import rounds_table
+
+        cfg = load_config(RoundsConfig, config, list(set_ or []))
+        stop_reason = run_loop(cfg, out)
+        head, lines = rounds_table(cfg, rounds_of(LoopPlan(cfg, out)))
+        summary = Table("", *(Column(name, justify="right") for name in head[1:]))
+        for line in lines:
+            summary.add_row(*line)
+        Console().print(summary)
+        if stop_reason:
+            typer.echo(f"ended: {stop_reason}")
+        typer.echo(f"page: {out / PAGE}")
+
+
+app.command()(serve_openenv)
+
+
+class Dataset(StrEnum):
+    """The datasets that can be imported."""
+
+    SLIDEVQA = "slidevqa"
+    VIDOSEEK = "vidoseek"
+    MMLONGBENCH = "mmlongbench"
+    VIDORE_V3 = "vidore_v3"
+
+
+@app.command("import")
+def import_dataset(
+    dataset: Annotated[Dataset, typer.Argument(help="The dataset.")],
+    source: Annotated[
+        Path, typer.Argument(help="Folder of the downloaded dataset, or its file of questions.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for questions and page files.")],
+    split: Annotated[
+        list[str] | None, typer.Option(help="Import this split; several may be. Default: all.")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="Folder of its page files, or zip file of its PDFs; default: in SOURCE."),
+    ] = None,
+    language: Annotated[
+        str | None, typer.Option(help="vidore_v3: of the questions (english, ...); default: all.")
+    ] = None,
+    leave_out: Annotated[
+        bool,
+        typer.Option(
+            "--leave-out", help="Leave out, and count, what cannot be used; default: refuse all."
+        ),
+    ] = False,
+    keep_unanswerable: Annotated[
+        bool,
+        typer.Option(
+            "--keep-unanswerable", help="mmlongbench: keep questions that have no answer."
+        ),
+    ] = False,
+) -> None:
+    """Import a published dataset from files on this machine: questions, gold pages, page files.
+
+    It is written completely or not at all; after a stop, start it again.
+    """
+    with clean_exit(stopped="stopped: nothing was written"):
+        from trainer.search.importers.published import ImportOptions
+        from trainer.search.importers.run import run_import
+
+        options = ImportOptions(source, images, tuple(split or ()), language)
+        imported = run_import(
+            dataset.value, options, out, leave_out=leave_out, keep_unanswerable=keep_unanswerable
+        )
+        for line in imported.lines():
+            typer.echo(visible(line))
 
 
 @app.command()
@@ -84,7 +174,7 @@ def ask(
         from trainer.search.ask import ask as ask_one
         from trainer.search.ask import reward_of_one
         from trainer.search.records import Question, Trajectory
-        from trainer.search.show import end_panel, question_panel, turn_panel
+        from trainer.search.trajectories.show import end_panel, question_panel, turn_panel
         from trainer.search.trajectories.view import write_view
 
         if not question.strip():

@@ -25,10 +25,10 @@ from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_train
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Question
 from trainer.search.reward import answer_stats
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.services import (
     PolicyAndServices,
     check_index,

@@ -196,7 +196,7 @@ def open_policy(cfg: SearchConfig) -> Iterator[Policy]:
             policy.check()
             yield policy
     elif cfg.policy.path is not None:
-        from trainer.search.local_policy import local_policy
+        from trainer.search.rollout.sampled import local_policy
 
         yield local_policy(cfg)
     else:

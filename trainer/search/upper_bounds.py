@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from trainer.search.answer.estimate import worst_case
 from trainer.search.config import SearchConfig
 from trainer.search.images.image_data import displayed_size
-from trainer.search.images.legible import legible_lines
-from trainer.search.images.views import ShownImage
-from trainer.search.local_policy import PolicyInputs
+from trainer.search.images.views import ShownImage, legible_lines
 from trainer.search.records import ImageView, Question
 from trainer.search.rollout.episode_tokens import TurnTokenizer
 from trainer.search.rollout.prompt import Message, page_line, turns_left
+from trainer.search.rollout.sampled import PolicyInputs
 from trainer.search.rollout.tools import PageSource
 
 #: Number of gold pages that are read to estimate how long the text of a page is.

@@ -9,7 +9,7 @@ from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from demo.train.chat_policy import SPECIAL, byte_level, chat_tokenizer, train_bpe
-from trainer.search.actions import BBOX, COMPLETE, SEARCH, THINK
+from trainer.search.rollout.actions import BBOX, COMPLETE, SEARCH, THINK
 
 TAGS: Final = [f"<{slash}{tag}>" for tag in (THINK, SEARCH, BBOX, COMPLETE) for slash in ("", "/")]
 PIECES = 1536

@@ -17,8 +17,8 @@ from trainer.rl.policy import load_policy, without_weights
 from trainer.search.config import SearchConfig
 from trainer.search.images.image_data import displayed_size, write_png
 from trainer.search.images.views import ShownImage
-from trainer.search.local_policy import inspect_policy
 from trainer.search.records import ImageView
+from trainer.search.rollout.sampled import inspect_policy
 
 #: Weights of the published files.
 PUBLISHED = {

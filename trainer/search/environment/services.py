@@ -16,8 +16,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
 from trainer.search.reward import RewardStream
 from trainer.search.rollout.prompt import ActionForm
-from trainer.search.rollout.tools import MAX_TOOL_CALLS, SearchTools
-from trainer.search.rollout.watched_retriever import WatchedRetriever
+from trainer.search.rollout.tools import MAX_TOOL_CALLS, SearchTools, WatchedRetriever
 from trainer.search.services import open_services
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from trainer.runs.evaluation.files import EvaluationReport, reports_by_set
 from trainer.runs.run_log import read_jsonl
-from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.compare import episodes_of
-from trainer.search.evaluation.stats import compute_stats, stats_by
+from trainer.search.evaluation.stats import compute_stats, episodes_of, stats_by
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.episode import Policy
+from trainer.search.rollout.episode_runner import EpisodeRunner
 
 #: Stats that come last in a report.
 _LAST_STATS = ("samples", "reward_mean", "reward_coverage")

@@ -24,8 +24,7 @@ from trainer.runs.evaluation.pages import (
     set_values,
 )
 from trainer.runs.stats import compare
-from trainer.search.evaluation.compare import changed_most, episodes_of, line_key
-from trainer.search.evaluation.stats import curves, table
+from trainer.search.evaluation.stats import changed_most, curves, episodes_of, line_key, table
 from trainer.search.records import SUCCESS, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_episodes, write_view

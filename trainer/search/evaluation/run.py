@@ -6,22 +6,31 @@ separate because misc.run_dir may have a training run. Files of an earlier call 
 with --overwrite. Paid answers stay in answers.sqlite and are not paid for twice.
 
 Under torchrun or accelerate the processes share the questions; the main one writes and prints.
+
+Below the command stand what a training evaluates with, too (`evaluate_questions`), and the policies
+of an evaluation.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
+from scorekit.net.addresses import address_of
 from scorekit.paid.account import BudgetExceeded
-from trainer.rl.devices import prepare_torch
+from trainer.rl.devices import autocast, prepare_torch
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import open_sampler, probe_engine
+from trainer.rl.policy import stop_token_ids, unwrap_peft
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.config import set_key
 from trainer.runs.evaluation.files import (
     AGAINST,
@@ -33,16 +42,24 @@ from trainer.runs.evaluation.files import (
     config_text,
     has_evaluation,
 )
+from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
+from trainer.runs.run_log import read_jsonl
 from trainer.search.answer.config import GeneratorConfig
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
-from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
-from trainer.search.evaluation.compare import compare_episodes, episodes_of, line_key
-from trainer.search.evaluation.evaluate import evaluate_questions
 from trainer.search.evaluation.report import write_comparison, write_evaluation
-from trainer.search.records import Question
-from trainer.search.services import SearchServices, has_page, open_services, run_name
+from trainer.search.evaluation.stats import (
+    compare_episodes,
+    compute_stats,
+    episodes_of,
+    line_key,
+    stats_by,
+)
+from trainer.search.records import Question, Trajectory
+from trainer.search.rollout.episode import Policy
+from trainer.search.rollout.episode_runner import EpisodeRunner
+from trainer.search.rollout.sampled import PolicyInputs, SampledPolicy, inspect_policy
+from trainer.search.services import SearchServices, has_page, open_policy, open_services, run_name
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_view
@@ -60,6 +77,9 @@ _SCORED = {
     "weights": "summed with",
 }
 _SHOWN = "as shown to the policy"
+_SEED = 0  # of sampled turns, so the same policy gives the same episodes
+#: Stats that come last in a report.
+_LAST_STATS = ("samples", "reward_mean", "reward_coverage")
 
 
 def run_evaluation(
@@ -127,7 +147,7 @@ def _evaluate(
             world.on_main(lambda: earlier_evaluations.update(_earlier(earlier, sets, settings)))
         retriever, stream = search_services.retriever, search_services.stream
         for candidate in candidates:
-            with opened(candidate, world) as policy:
+            with open_candidate(candidate, world) as policy:
                 # Only now: an earlier evaluation stays if the policy cannot be loaded.
                 folder = candidate.folder / EPISODES
                 world.on_main(partial(remove_folder, folder))
@@ -223,3 +243,154 @@ def _write(
             episode.model_dump(mode="json", exclude={"tokens"}) for episode in evaluated.examples
         )
         EvaluationFiles(folder, name).write(evaluated, lines, text, write_evaluation)
+
+
+class SearchReport(EvaluationReport):
+    """The stats of an evaluation (`stats.py`); its examples are episodes as JSON.
+
+    by_document, by_type: some stats of each document and of each type of question; [] for a single
+    one. They are lists of rows, because a tracker would log each number of a mapping, and there may
+    be a thousand documents.
+    """
+
+    unrewardable = "goldless"
+
+    @property
+    def episodes(self) -> list[Trajectory]:
+        """Return the examples as trajectories."""
+        return episodes_of(self.examples)
+
+
+def evaluate_questions(
+    episodes: EpisodeRunner,
+    policy: Policy,
+    questions: Sequence[Question],
+    *,
+    step: int,
+    name: str,
+) -> SearchReport:
+    """Run one episode of each question and get its answer, verdict and reward.
+
+    name: of the set.
+    step: of the run; both are in the ids of the episodes.
+    The processes share
+    the episodes, and each gets the full report. Raises BudgetExceeded, ServiceUnreachable.
+    """
+    started = time.monotonic()
+    finished = episodes.run(policy, list(enumerate(questions)), step=step, kind=f"{name}-")
+    rewarded = list(episodes.collect_rewards(step, finished).values())
+    return report_on(rewarded, time.monotonic() - started)
+
+
+def report_on(episodes: Sequence[Trajectory], seconds: float) -> SearchReport:
+    """Return the report of rewarded episodes; its examples are without their ids."""
+    values: dict[str, Any] = compute_stats(episodes)
+    values |= {key: values.pop(key) for key in _LAST_STATS}
+    for kind in ("document", "type"):
+        groups = stats_by(kind, episodes)
+        values[f"by_{kind}"] = [{kind: name} | stats for name, stats in groups.items()]
+    values["seconds"] = seconds
+    lines = [episode.model_dump(mode="json", exclude={"tokens"}) for episode in episodes]
+    return SearchReport(values, lines)
+
+
+def read_reports(folder: Path) -> dict[str, list[tuple[int, SearchReport]]]:
+    """Return (update, report) of the evaluations in a run's eval.jsonl, by set name."""
+    return reports_by_set(folder, read_jsonl(folder / "eval.jsonl"), SearchReport)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCandidate:
+    """A policy to evaluate.
+
+    name: as the user named it.
+    cfg: with the model to load and the sampling settings.
+    folder: output folder of its evaluation.
+    adapters: folder of its adapters.
+    policy_inputs: None behind a URL.
+    served: its name at the vLLM server that samples.
+    """
+
+    name: str
+    cfg: SearchConfig
+    folder: Path
+    adapters: Path | None = None
+    policy_inputs: PolicyInputs | None = None
+    served: str | None = None
+
+
+def candidate_of(cfg: SearchConfig, folder: Path, named: str | None = None) -> SearchCandidate:
+    """Return the config's policy, or another one by folder, hub id or URL.
+
+    named: a URL may have the form `URL#MODEL`; the default is the model of the config. Raises
+    UserError if the policy does not exist or does not match the config.
+    """
+    if named is not None:
+        cfg = _renamed(cfg, named)
+    if cfg.server.url is not None:
+        model = f" ({cfg.server.model})" if cfg.server.model else ""
+        return SearchCandidate(f"{address_of(cfg.server.url)}{model}", cfg, folder)
+    if cfg.policy.path is None:
+        raise UserError("policy.path: not set. Name a model's folder or hub id, or set server.url.")
+    name = str(cfg.policy.path)
+    base, adapters = resolve_base_model(cfg.policy)
+    cfg = cfg.model_copy(update={"policy": base})
+    policy_inputs = inspect_policy(cfg)
+    served = probe_engine(
+        cfg.generation, adapters=base.lora.r > 0, images=policy_inputs.reader is not None
+    )
+    return SearchCandidate(name, cfg, folder, adapters, policy_inputs, served)
+
+
+def _renamed(cfg: SearchConfig, named: str) -> SearchConfig:
+    """Return the config with another policy."""
+    if named.startswith(("http://", "https://")):
+        url, _, model = named.partition("#")
+        server = {"url": url, "model": model or cfg.server.model}
+        sampling = cfg.generation.model_copy(update={"engine": "generate"})
+        update = {"server": cfg.server.model_copy(update=server), "generation": sampling}
+        return cfg.model_copy(update=update)
+    policy = {"path": named, "tokenizer": None, "revision": None}
+    return cfg.model_copy(
+        update={
+            "policy": cfg.policy.model_copy(update=policy),
+            "server": cfg.server.model_copy(update={"url": None}),
+        }
+    )
+
+
+@contextmanager
+def open_candidate(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Policy]:
+    """Open the policy of a candidate. Raises UserError."""
+    cfg, policy_inputs = candidate.cfg, candidate.policy_inputs
+    if policy_inputs is None:
+        with open_policy(cfg) as policy:
+            yield policy
+        return
+    model, _ = load_on_base(cfg.policy, candidate.adapters, world.device)
+    if world.is_sharded:
+        world.shard(unwrap_peft(model))  # these weights generate
+    sampler = open_sampler(
+        cfg.generation,
+        candidate.served,
+        model,
+        policy_inputs.tokenizer,
+        world,
+        adapters=cfg.policy.lora.r > 0,
+        run_dir=cfg.misc.run_dir,
+        role="evaluate",
+        banned_token_ids=policy_inputs.banned_token_ids,
+    )
+    with closing(sampler), autocast(world.device, cfg.misc.dtype):
+        sampler.sync_weights(model, 0)
+        yield SampledPolicy(
+            sampler,
+            policy_inputs.ids(cfg, stop_token_ids(unwrap_peft(model), policy_inputs.tokenizer)),
+            cfg.generation,
+            name=candidate.name,
+            context=policy_inputs.context,
+            world=world,
+            with_logprobs=False,
+            seed=_SEED,
+            deterministic=cfg.rollout.deterministic,
+        )

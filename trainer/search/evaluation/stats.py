@@ -1,22 +1,89 @@
-"""The stats of a search run, and the table of their titles, formats and directions."""
+"""The stats of a search run: values of an episode, their means and titles, and how policies differ.
+
+A stat is the mean of a value over episodes (`VALUES`). `table` has titles, formats, directions.
+`compare_episodes` compares two policies on the same questions: paired differences with bootstrap
+intervals, of all questions, by document, and by type of question.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter, itemgetter
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from scorekit.paid.account import sum_charges
-from scorekit.paired import indices_by_group
+from scorekit.paired import (
+    PairedStat,
+    indices_by_group,
+    largest_changes,
+)
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
-from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
-from trainer.search.actions import DETAILS
-from trainer.search.evaluation.episode_values import VALUES, own_turns
+from trainer.runs.stats import Curve, Stats, StatSpec, compare_lines, mean_of
 from trainer.search.images.views import CropErrorReason
-from trainer.search.records import Question, Trajectory
+from trainer.search.records import Question, Trajectory, Turn
 from trainer.search.reward import NO_GOLD, reward_stats
+from trainer.search.rollout.actions import DETAILS
+
+
+def _part(name: str) -> Callable[[Trajectory], float | None]:
+    return lambda t: t.reward.parts.get(name) if t.reward else None
+
+
+def _actions(name: str) -> Callable[[Trajectory], float]:
+    return lambda t: float(sum(turn.action == name for turn in own_turns(t)))
+
+
+def _gold_seen(t: Trajectory) -> float | None:
+    gold = t.question.gold
+    return float(not set(gold).isdisjoint(t.shown_pages)) if gold else None
+
+
+def _success(t: Trajectory) -> float | None:
+    return None if t.success is None else float(t.success)
+
+
+def _unfounded(t: Trajectory) -> float | None:
+    return None if t.success is None else float(t.success and not t.answer_has_evidence)
+
+
+def _tokens(t: Trajectory) -> float | None:
+    tokens = [turn.tokens for turn in own_turns(t)]
+    return None if None in tokens else float(sum(count for count in tokens if count is not None))
+
+
+#: Stat -> the function of its value for an episode (None: no value). A share averages 0 and 1.
+VALUES: Final[Mapping[str, Callable[[Trajectory], float | None]]] = {
+    "reward_mean": lambda t: t.reward_value,
+    "judge_mean": _part("judge"),
+    "ndcg_mean": _part("ndcg"),
+    "format_mean": _part("format"),
+    "grounded_mean": lambda t: t.grounded.score if t.grounded else None,
+    "success_share": _success,
+    "success_without_evidence_share": _unfounded,
+    "gold_seen_share": _gold_seen,
+    "turns_mean": lambda t: float(len(own_turns(t))),
+    "searches_mean": _actions("search"),
+    "crops_mean": _actions("crop"),
+    "invalid_mean": _actions("invalid"),
+    "tokens_mean": _tokens,
+    "forced_share": lambda t: float(t.forced),
+    "declined_share": lambda t: float(t.end == "declined"),
+    "context_share": lambda t: float(t.end == "context"),
+    "failed_share": lambda t: float(t.end == "failed"),
+}
+
+
+def own_turns(trajectory: Trajectory) -> list[Turn]:
+    """Return the turns that the policy wrote."""
+    return [turn for turn in trajectory.turns if not turn.forced]
+
+
+def values_of(trajectory: Trajectory) -> dict[str, float | None]:
+    """Return all VALUES of an episode."""
+    return {key: value_of(trajectory) for key, value_of in VALUES.items()}
+
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")
@@ -223,3 +290,62 @@ def stats_by(kind: str, episodes: Sequence[Trajectory]) -> dict[str, Stats]:
         for name, indices in indices_by_group(group_names(episodes, kind)).items()
         for stats in [compute_stats([episodes[index] for index in indices])]
     }
+
+
+Pair = tuple[Trajectory, Trajectory]
+ALL = "all"
+
+
+def compare_episodes(
+    first: Sequence[Trajectory], second: Sequence[Trajectory]
+) -> dict[str, list[PairedStat]]:
+    """Return the stats of all questions under ALL, and some of them by type and document.
+
+    Keys of groups are "type table" or "document sales.pdf"; a kind with one group is left out.
+    first, second: an episode of each question, in the same order. Raises ValueError for different
+    questions.
+    """
+    keys = [[(t.question.id, t.question.question) for t in side] for side in (first, second)]
+    if keys[0] != keys[1]:
+        raise ValueError("the two evaluations do not have the same questions in the same order")
+    lines = [(values_of(a), values_of(b)) for a, b in zip(first, second, strict=True)]
+    group_stats = [stat for stat in table() if stat.by_group]
+    indices_by_name = {ALL: list(range(len(lines)))}
+    for kind in ("type", "document"):
+        groups = indices_by_group(group_names(first, kind))
+        indices_by_name |= {f"{kind} {name}": indices for name, indices in groups.items()}
+    return {
+        name: compare_lines(
+            table() if name == ALL else group_stats,
+            [lines[index][0] for index in indices],
+            [lines[index][1] for index in indices],
+        )
+        for name, indices in indices_by_name.items()
+    }
+
+
+def episodes_of(lines: Iterable[Mapping[str, Any]]) -> list[Trajectory]:
+    """Return the examples of a report, or the lines of a dump, as episodes."""
+    return [Trajectory.model_validate(line) for line in lines]
+
+
+def line_key(line: Mapping[str, Any]) -> tuple[str, str]:
+    """Return id and text of the question of an episode, from its line of a dump."""
+    return line["question"]["id"], line["question"]["question"]
+
+
+def changed_most(
+    first: Sequence[Trajectory], second: Sequence[Trajectory], max_pairs: int
+) -> list[tuple[str, list[Pair]]]:
+    """Return (title, pairs of episodes): the greatest gains, the greatest losses, the first pairs.
+
+    They are by reward, or by NDCG if no question has two rewards.
+    max_pairs: max pairs of each.
+    """
+    all_pairs = list(zip(first, second, strict=True))
+    first_ones = ("The first of the set", all_pairs[:max_pairs])
+    for name, key in (("the reward", "reward_mean"), ("NDCG", "ndcg_mean")):
+        changed = largest_changes(all_pairs, VALUES[key], f", says {name}", max_pairs)
+        if changed is not None:
+            return [*changed, first_ones]
+    return [first_ones] if all_pairs else []

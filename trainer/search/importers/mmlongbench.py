@@ -17,9 +17,10 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.runs.readers import read_rows
 from trainer.search.data import page_numbers
-from trainer.search.importers.pdf_files import SPLIT, PdfImporter
 from trainer.search.importers.published import (
+    SPLIT,
     ImportOptions,
+    PdfImporter,
     PublishedQuestion,
     PublishedRow,
     objects,

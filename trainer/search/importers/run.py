@@ -23,8 +23,12 @@ from scorekit.report.progress import progress_bar
 from trainer.runs.readers import shortened
 from trainer.search.data import question_row
 from trainer.search.importers.mmlongbench import MMLongBenchDoc
-from trainer.search.importers.page_folder import PageFolder
-from trainer.search.importers.published import Importer, ImportOptions, PublishedQuestion
+from trainer.search.importers.published import (
+    Importer,
+    ImportOptions,
+    PageFolder,
+    PublishedQuestion,
+)
 from trainer.search.importers.slidevqa import SlideVQA
 from trainer.search.importers.vidore_v3 import ViDoReV3
 from trainer.search.importers.vidoseek import ViDoSeek

@@ -28,10 +28,10 @@ from urllib.parse import unquote, urlsplit
 
 from scorekit.errors import UserError
 from trainer.runs.readers import kind_of, read_rows, split_files
-from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import (
     Importer,
     ImportOptions,
+    PageFolder,
     PublishedQuestion,
     PublishedRow,
     check_keys,

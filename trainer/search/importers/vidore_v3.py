@@ -20,10 +20,10 @@ from pathlib import Path
 
 from scorekit.errors import UserError
 from trainer.runs.readers import split_files
-from trainer.search.importers.page_folder import PageFolder
 from trainer.search.importers.published import (
     Importer,
     ImportOptions,
+    PageFolder,
     PublishedQuestion,
     PublishedRow,
     check_keys,

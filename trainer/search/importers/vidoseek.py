@@ -16,9 +16,10 @@ from typing import Any
 from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from trainer.runs.readers import read_rows
-from trainer.search.importers.pdf_files import SPLIT, PdfImporter
 from trainer.search.importers.published import (
+    SPLIT,
     ImportOptions,
+    PdfImporter,
     PublishedQuestion,
     PublishedRow,
     check_keys,

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scorekit.net.loops import LoopThread, gather_or_cancel
-from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.config import EpisodeConfig
 from trainer.search.records import (
     ActionName,
@@ -31,6 +30,7 @@ from trainer.search.records import (
     Trajectory,
     Turn,
 )
+from trainer.search.rollout.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.rollout.prompt import ActionForm, Message, observed, opening
 from trainer.search.rollout.tools import (
     MAX_TOOL_CALLS,

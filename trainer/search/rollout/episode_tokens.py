@@ -20,10 +20,10 @@ from trainer.chat.render import render
 from trainer.rl.control_tokens import control_tokens
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import SampledCompletion
-from trainer.search.actions import TAGS
 from trainer.search.images.processor import ImageProcessor, ProcessedImage
 from trainer.search.images.views import ShownImage
 from trainer.search.records import TokenRecord, mask_digest
+from trainer.search.rollout.actions import TAGS
 from trainer.search.rollout.prompt import Message, template_messages
 
 _PLACE = "@@"

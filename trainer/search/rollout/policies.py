@@ -17,8 +17,8 @@ from scorekit.llm.errors import CAUSES
 from scorekit.llm.wire import unfinished_reason
 from scorekit.net.loops import ForkSafeClient
 from scorekit.seeds import stream_seed
-from trainer.search.actions import THINK
 from trainer.search.records import EndName
+from trainer.search.rollout.actions import THINK
 from trainer.search.rollout.episode import Policy, TurnOutput, TurnRequest
 from trainer.search.rollout.prompt import chat_messages
 

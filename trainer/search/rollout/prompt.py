@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from scorekit.text.chat_marks import neutral
-from trainer.search.actions import BBOX, COMPLETE, SEARCH, SPELLING
 from trainer.search.config import EpisodeConfig, LinePart, SightConfig
 from trainer.search.images.views import ShownImage
 from trainer.search.records import ImageView, Question, Trajectory
+from trainer.search.rollout.actions import BBOX, COMPLETE, SEARCH, SPELLING
 
 _SYSTEM = """\
 You search document pages for the evidence that a question needs. You do not answer it: another \

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from scorekit.numeric import above
 from scorekit.text.markup import normalized
 from scorekit.text.writing_scripts import SCRIPTS
-from trainer.search.actions import Invalid, parse
+from trainer.search.rollout.actions import Invalid, parse
 from trainer.search.steps.targets import has_tag, invented, plain, thought_spans, thoughts
 
 #: How a rewritten thought departs from its original.

@@ -29,12 +29,12 @@ from typing import Any, Literal
 from scorekit.errors import UserError
 from scorekit.numeric import below
 from trainer.rl.sampler import SampledCompletion
-from trainer.search.actions import TAGS
 from trainer.search.config import EpisodeConfig, SearchConfig
-from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Trajectory
+from trainer.search.rollout.actions import TAGS
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.prompt import Message, conversation, template_messages
+from trainer.search.rollout.sampled import inspect_policy
 from trainer.search.trajectories.exports import NOTHING, new_folder
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 

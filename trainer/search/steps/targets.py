@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 from scorekit.text.chat_marks import role_token
 from scorekit.text.markup import normalized
-from trainer.search.actions import ANSWER, SPELLING, THINK
 from trainer.search.records import Trajectory
+from trainer.search.rollout.actions import ANSWER, SPELLING, THINK
 
 #: The reasons why an episode is not an example.
 RejectionReason = Literal[

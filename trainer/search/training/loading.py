@@ -14,11 +14,10 @@ from trainer.runs.checkpoints.resume import prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import PolicyInputs
 from trainer.search.records import Question
 from trainer.search.rollout.episode_tokens import TurnTokenizer
 from trainer.search.rollout.prompt import opening
-from trainer.search.rollout.sampled import LEAST_ROOM
+from trainer.search.rollout.sampled import LEAST_ROOM, PolicyInputs
 
 log = logging.getLogger(__name__)
 

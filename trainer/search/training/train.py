@@ -1,23 +1,28 @@
 """Train a search policy: check, load and open everything, and give the loop its task.
 
-The loop is in trainer/runs/loop.py.
+The loop is in trainer/runs/loop.py. The advantages of a batch are at the end.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.batch_advantages import batch_advantages
+from trainer.rl.config import RLConfig
 from trainer.rl.devices import autocast
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.rollout import Rollout
+from trainer.rl.rollout import Rollout, action_masks
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.rl.workload import Workload
 from trainer.runs import results
@@ -31,19 +36,16 @@ from trainer.runs.trackers import check_trackers
 from trainer.search.answer.pipeline import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
-from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
+from trainer.search.evaluation.run import SearchReport, evaluate_questions, read_reports
 from trainer.search.evaluation.stats import compute_stats, table
-from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward import WaitAborted, answer_stats, step_stats, without_spread
-from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.rollout.episode_runner import EpisodeRunner
+from trainer.search.rollout.sampled import SampledPolicy, inspect_policy
 from trainer.search.services import SearchServices, has_page, open_services, run_name
-from trainer.search.training.advantages import episode_advantages
-from trainer.search.training.allocation import LEAST
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
 from trainer.search.training.loading import SearchLearner, load_searcher
-from trainer.search.training.online_budget import OnlineBudget, check_online_budget
+from trainer.search.training.online_budget import LEAST, OnlineBudget, check_online_budget
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -288,3 +290,27 @@ class SearchTask:
     def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
         """Return the console line of an evaluation."""
         return results.evaluation_line(table(), update, report.stats(), name)
+
+
+def episode_advantages(
+    rollouts: Sequence[Rollout], episodes: Sequence[Trajectory], rl: RLConfig
+) -> TokenAdvantages:
+    """Return the advantages of episodes that all have a reward.
+
+    Each token that the policy wrote gets the advantage of its episode. An episode whose group has
+    equal rewards is masked: it would give no gradient, but count in the means of the loss and cost
+    a forward pass (veRL keeps it).
+    """
+    values = [episode.reward_value for episode in episodes if episode.reward_value is not None]
+    group_values: dict[int, set[float]] = defaultdict(set)
+    for rollout, value in zip(rollouts, values, strict=True):
+        group_values[rollout.group].add(value)
+    differs_B = torch.tensor([len(group_values[rollout.group]) > 1 for rollout in rollouts])
+    mask_BT = action_masks(rollouts) & differs_B[:, None]
+    return batch_advantages(
+        rollouts,
+        torch.tensor(values, dtype=torch.float64),
+        torch.zeros(mask_BT.shape, dtype=torch.float64),
+        mask_BT,
+        rl,
+    )

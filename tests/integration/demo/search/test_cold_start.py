@@ -16,7 +16,7 @@ from demo.train.search.policy import query_row, questions_of
 from demo.train.search.questions import Questions, bare
 from demo.train.search.scripts import BROKEN, DONE, STYLES, Scripts, search_turn
 from demo.train.search.tokenizer import TAGS, new_tokenizer
-from trainer.search.actions import Complete, Crop, Invalid, Search, parse
+from trainer.search.rollout.actions import Complete, Crop, Invalid, Search, parse
 from trainer.search.rollout.episode import TurnRequest
 from trainer.search.rollout.prompt import Message
 

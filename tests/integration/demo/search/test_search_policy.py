@@ -11,12 +11,12 @@ from demo.search.make_corpus import HELDOUT
 from demo.train.search.policy import CONFIG, questions_of
 from demo.train.search.questions import bare
 from scorekit.config import load_config
-from trainer.search.actions import Invalid, Search, parse
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import local_policy
 from trainer.search.records import Question
+from trainer.search.rollout.actions import Invalid, Search, parse
 from trainer.search.rollout.episode import TurnOutput, TurnRequest
 from trainer.search.rollout.prompt import opening
+from trainer.search.rollout.sampled import local_policy
 
 SAMPLES = 4
 

@@ -93,7 +93,7 @@ def test_a_run_of_an_older_version_with_a_password_goes_on(url, tmp_path, caplog
 
 
 def test_a_candidate_is_not_named_with_the_password_of_its_server():
-    from trainer.search.evaluation.candidates import candidate_of
+    from trainer.search.evaluation.run import candidate_of
 
     cfg = load_config(SearchConfig, None, ["server.model=m"])
     candidate = candidate_of(cfg, Path(), f"http://user:{SECRET}@gpu7/v1#m")

@@ -15,8 +15,8 @@ from tests.kits.trainer.sft import sft_config
 from trainer.runs.run_log import read_jsonl
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import local_policy
 from trainer.search.records import EpisodeReward
+from trainer.search.rollout.sampled import local_policy
 from trainer.search.steps.sft_rows import ROWS
 from trainer.search.trajectories.store import TrajectoryStore
 from trainer.sft.run import run_sft

@@ -12,7 +12,7 @@ from testing.processes import free_port
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack, hanging_generator
 from trainer.__main__ import app
 from trainer.runs.run_log import read_jsonl
-from trainer.search.evaluation.compare import episodes_of
+from trainer.search.evaluation.stats import episodes_of
 from trainer.search.trajectories.store import TrajectoryStore
 
 

@@ -19,8 +19,8 @@ from tests.kits.trainer.searching.curated import searched, write_run
 from tests.kits.trainer.searching.finished import page
 from tests.kits.trainer.searching.policies import TINY_SIGHT, template, tiny_tokenizer
 from trainer.rl.model_files import save_tokenizer
-from trainer.search.actions import Complete, Crop, Invalid, Search, parse
 from trainer.search.records import Question, Trajectory, Turn
+from trainer.search.rollout.actions import Complete, Crop, Invalid, Search, parse
 
 SEEING: dict[str, Any] = {"sight": TINY_SIGHT}
 READING: dict[str, Any] = {"observation": "text"}

@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 
 from testing.servers import running_app, wait_until
 from trainer.search.cli import app as command
-from trainer.search.environment.openenv_guard import guard_app
+from trainer.search.environment.openenv_command import guard_app
 
 pytestmark = pytest.mark.integration
 KEY = {"Authorization": "Bearer secret"}

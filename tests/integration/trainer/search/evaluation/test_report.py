@@ -10,10 +10,9 @@ import pytest
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
 from trainer.runs.run_log import append_jsonl, write_jsonl
-from trainer.search.evaluation.compare import ALL, changed_most, compare_episodes
-from trainer.search.evaluation.evaluate import SearchReport, read_reports, report_on
 from trainer.search.evaluation.report import write_comparison, write_evaluation, write_report
-from trainer.search.evaluation.stats import compute_stats
+from trainer.search.evaluation.run import SearchReport, read_reports, report_on
+from trainer.search.evaluation.stats import ALL, changed_most, compare_episodes, compute_stats
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 

@@ -18,9 +18,9 @@ from tests.kits.trainer.searching.published_files import KOREAN, slide_row, writ
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.data import hold_against_index, load_train
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.reward import RewardStream
 from trainer.search.rollout.episode import TurnRequest
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.services import has_page
 from trainer.search.trajectories.store import TrajectoryStore

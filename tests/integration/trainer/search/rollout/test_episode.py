@@ -27,10 +27,10 @@ from trainer.rl.engines.vllm import VLLMSampler
 from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 from trainer.search.config import EpisodeConfig, SearchConfig
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.records import Trajectory
 from trainer.search.reward import RewardStream
 from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.rollout.policies import ChatPolicy, ScriptPolicy
 from trainer.search.trajectories.store import TrajectoryStore
 

@@ -31,8 +31,8 @@ from tests.kits.trainer.sft import sft_config
 from trainer.runs.run_log import read_jsonl
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import inspect_policy
 from trainer.search.records import JudgedAnswer
+from trainer.search.rollout.sampled import inspect_policy
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 from trainer.sft.run import run_sft
 

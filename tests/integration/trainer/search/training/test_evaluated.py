@@ -13,7 +13,7 @@ from trainer.runs.run_log import read_jsonl
 from trainer.search import commands
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train
-from trainer.search.evaluation import evaluate as evaluation
+from trainer.search.evaluation import run as evaluation
 from trainer.search.evaluation.run import run_evaluation
 from trainer.search.training.train import run_search
 

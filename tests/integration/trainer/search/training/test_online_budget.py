@@ -21,7 +21,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train
 from trainer.search.evaluation.stats import curves
 from trainer.search.records import Trajectory
-from trainer.search.training.allocation import Results, allocate
+from trainer.search.training.online_budget import Results, allocate
 from trainer.search.training.train import run_search
 from trainer.search.trajectories.store import TrajectoryStore
 

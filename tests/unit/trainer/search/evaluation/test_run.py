@@ -13,7 +13,7 @@ from tests.kits.trainer.searching.pages import PagesHere
 from trainer.rl.distributed import DistributedContext
 from trainer.search.config import SearchConfig
 from trainer.search.evaluation import run
-from trainer.search.evaluation.candidates import SearchCandidate
+from trainer.search.evaluation.run import SearchCandidate
 
 
 @pytest.fixture

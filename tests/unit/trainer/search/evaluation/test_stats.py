@@ -6,13 +6,14 @@ import pytest
 
 from tests.kits.trainer.searching.finished import episode, question, sha256_of
 from trainer.runs.stats import compare_lines
-from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.stats import (
     REASONS,
+    VALUES,
     compute_stats,
     curves,
     stats_by,
     table,
+    values_of,
 )
 from trainer.search.records import (
     ApiUsage,

@@ -7,8 +7,7 @@ import pytest
 from scorekit.retrieval.wire import Page, TextBox
 from trainer.search.config import SightConfig
 from trainer.search.images.image_data import ImageError
-from trainer.search.images.legible import legible_lines
-from trainer.search.images.views import crop_region, in_frame
+from trainer.search.images.views import crop_region, in_frame, legible_lines
 from trainer.search.records import ImageView
 
 SIGHT = SightConfig(crop_padding=0, legible_px=10)

@@ -30,9 +30,9 @@ from tests.kits.trainer.searching.published_files import (
     write_slides,
     write_vidore,
 )
+from trainer.search.cli import Dataset
 from trainer.search.config import SearchData
 from trainer.search.data import load_questions
-from trainer.search.importers.commands import Dataset
 from trainer.search.importers.published import ImportOptions
 from trainer.search.importers.run import IMPORTERS, Imported, run_import
 

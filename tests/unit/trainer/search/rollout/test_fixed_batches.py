@@ -10,7 +10,7 @@ import pytest
 
 from trainer.rl.config import SamplingConfig
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
-from trainer.search.rollout.fixed_batches import FixedBatches
+from trainer.search.rollout.sampled import FixedBatches
 
 CFG = SamplingConfig()
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.kits.trainer.searching.episodes import ask, by_question, crop, played, scripted, search
 from tests.kits.trainer.searching.pages import PagesHere
-from trainer.search.actions import Search
 from trainer.search.config import EpisodeConfig
 from trainer.search.images.image_data import read_image
+from trainer.search.rollout.actions import Search
 from trainer.search.rollout.tools import SearchTools, ToolCall
 
 

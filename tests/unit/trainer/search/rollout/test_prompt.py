@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.kits.trainer.searching.episodes import ask
-from trainer.search.actions import DETAILS, SPELLING, Complete, Crop, Search, parse
 from trainer.search.config import EpisodeConfig, SightConfig
 from trainer.search.records import ImageView
+from trainer.search.rollout.actions import DETAILS, SPELLING, Complete, Crop, Search, parse
 from trainer.search.rollout.prompt import correction, crop_line, opening, page_line, turns_left
 
 VIEW = ImageView(

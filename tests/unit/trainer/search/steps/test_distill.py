@@ -24,8 +24,8 @@ from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
 from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import inspect_policy
 from trainer.search.records import GeneratedAnswer, Trajectory
+from trainer.search.rollout.sampled import inspect_policy
 from trainer.search.steps.config import CurationConfig
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 

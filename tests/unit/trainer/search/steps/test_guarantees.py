@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.kits.examples import examples
-from trainer.search.actions import parse
+from trainer.search.rollout.actions import parse
 from trainer.search.steps.fidelity import CLAIMS, claims, row_breach, thought_breach, with_thought
 from trainer.search.steps.targets import has_tag, plain, thoughts
 

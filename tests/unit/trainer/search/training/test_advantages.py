@@ -12,7 +12,7 @@ from tests.kits.trainer.searching.finished import episode
 from trainer.rl.rollout import Rollout
 from trainer.search.config import SearchRLConfig
 from trainer.search.records import EpisodeReward, Trajectory
-from trainer.search.training.advantages import episode_advantages
+from trainer.search.training.train import episode_advantages
 
 #: Turn, observation, turn; the second turn was truncated.
 MASK = [True, True, False, False, True]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kits.trainer.searching.finished import episode, question
 from trainer.search.records import EpisodeReward, Question, Trajectory
-from trainer.search.training.allocation import Results, SuccessBelief, affordable, allocate
+from trainer.search.training.online_budget import Results, SuccessBelief, affordable, allocate
 
 #: Pairs of parameters from ignorance to certainty.
 BELIEFS = [

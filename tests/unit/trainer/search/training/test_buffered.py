@@ -9,7 +9,7 @@ from trainer.rl.rollout import Rollout
 from trainer.runs.batches import RolloutBuffer
 from trainer.search.images.processor import ProcessedImage
 from trainer.search.records import TokenRecord, Trajectory, mask_digest
-from trainer.search.training.buffered import BufferedEpisodes
+from trainer.search.training.collector import BufferedEpisodes
 
 MASK = [True, False, False, True]
 READER: Any = object()

@@ -14,8 +14,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward import RewardStream, WaitAborted
 from trainer.search.rollout.episode import Policy, group_names, run_trajectories
-from trainer.search.rollout.tools import PageSource, SearchTools
-from trainer.search.rollout.watched_retriever import WatchedRetriever
+from trainer.search.rollout.tools import PageSource, SearchTools, WatchedRetriever
 from trainer.search.trajectories.store import TrajectoryStore
 
 

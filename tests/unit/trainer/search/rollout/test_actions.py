@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.search.actions import DETAILS, Complete, Crop, Invalid, Search, parse
+from trainer.search.rollout.actions import DETAILS, Complete, Crop, Invalid, Search, parse
 
 SEARCH = "<search>births 1990</search>"
 BOX = "<bbox>[1, 2, 30.5, 40]</bbox>"

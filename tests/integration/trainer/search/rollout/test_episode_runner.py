@@ -15,9 +15,9 @@ from testing.servers import PATIENCE_S
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, search
 from tests.kits.trainer.searching.pages import PagesHere
 from trainer.search.config import SearchConfig
-from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.reward import RewardStream
 from trainer.search.rollout.episode import TurnRequest
+from trainer.search.rollout.episode_runner import EpisodeRunner
 from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.trajectories.store import TrajectoryStore
 

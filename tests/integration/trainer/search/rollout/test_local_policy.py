@@ -8,7 +8,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.searching.episodes import played
 from tests.kits.trainer.searching.policies import TINY_SIGHT, save_tiny
 from trainer.search.config import SearchConfig
-from trainer.search.local_policy import local_policy
+from trainer.search.rollout.sampled import local_policy
 
 EPISODE = {"sight": TINY_SIGHT, "max_turns": 2, "context_length": 8192}
 
@@ -50,7 +50,7 @@ def test_what_does_not_go_together_is_told_before_weights_load(
     folder, sections, message, monkeypatch
 ):
     monkeypatch.setattr(
-        "trainer.search.local_policy.load_policy", lambda *_: pytest.fail("it loads")
+        "trainer.search.rollout.sampled.load_policy", lambda *_: pytest.fail("it loads")
     )
     with pytest.raises(UserError, match=message):
         local_policy(config(folder, **sections))
