@@ -219,7 +219,7 @@ def test_a_config_of_a_requirement_loads_and_has_its_keys(name: str) -> None:
 
 
 def test_the_flags_of_the_role_play_command_are_taken() -> None:
-    from trainer.roleplay.training.flags import config_of
+    from trainer.roleplay.__main__ import config_of
 
     cfg = RoleplayConfig.model_validate(config_of(ROLEPLAY_FLAGS.split()))
     assert (cfg.policy.path, cfg.reward.embedding_batch_size) == ("models/qwen3_4b_rp", 16)

@@ -1,14 +1,15 @@
 """TRL's GRPOTrainer with exact resume in any epoch, complete checkpoints, and stats of groups and
-time.
+time; its reward functions, and its lines of log.jsonl.
 
 The overridden methods are those of TRL 1.16 and transformers.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +17,19 @@ from accelerate.utils import gather_object
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from scorekit.errors import UserError
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import embedding_rows
-from trainer.roleplay.turn import Message
+from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.evaluation.diagnostics import EchoWatch
+from trainer.roleplay.rewards import REWARDS
+from trainer.roleplay.turn import COLUMNS, Message
 from trainer.runs.checkpoints.checkpoint import RandomState, put_random_state, random_state
+from trainer.runs.stats import Stats
 from trainer.runs.trl.arguments import learn_in_float32
+from trainer.runs.trl.callback import RunCallback
 from trainer.runs.trl.checkpoints import TrlCheckpointMixin
+from trainer.runs.trl.processes import update_size
+from trainer.runs.trl.run import TrlRun
 
 #: Keys of `generation_kwargs` with which a completion may end elsewhere.
 ENDING_OPTIONS = frozenset({"stop", "stop_token_ids", "max_tokens"})
@@ -36,6 +45,7 @@ def lost_completions(
 
     TRL does not read `finish_reason`, so an aborted completion looks like a short one. It has no
     stop id at its end, though, and is shorter than requested.
+
     max_length: None: completions may end elsewhere.
     """
     num_lost = 0
@@ -196,3 +206,103 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     def floating_point_ops(self, inputs: Any) -> int:
         """Return 0: transformers would read a length that TRL's batch does not have."""
         return 0
+
+
+# -- the callback ----------------------------------------------------------------------------------
+
+
+#: TRL's name of a stat -> ours, if more than `_` for `/` differs.
+_NAMES = {
+    "reward": "reward_mean",
+    "completions/mean_length": "completion_length_mean",
+    "completions/clipped_ratio": "clipped_ratio",
+    **{stat.key: stat.key for reward in REWARDS for stat in reward.components},
+}
+
+
+class RoleplayCallback(RunCallback):
+    """Writes the run's log, and decides when a `RoleplayTrainer` evaluates, saves and stops.
+
+    echo: warns if the policy learns to repeat the user.
+    """
+
+    def __init__(self, run: TrlRun[RoleplayConfig], echo: EchoWatch) -> None:
+        super().__init__(run)
+        self.echo = echo
+        self.last = run.done  # update
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Decide whether to evaluate, save and stop after an update."""
+        self.run.trainer.note_end()
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write a line of log.jsonl, and the completions."""
+        logs: dict[str, Any] = kwargs["logs"]
+        if "train_runtime" in logs or state.global_step == self.last:
+            return
+        self.last = state.global_step
+        run, trainer = self.run, self.run.trainer
+        line: dict[str, Any] = {"update": self.last, **self._stats(logs)}
+        every = run.cfg.misc.dump_every_n_updates
+        if run.log and trainer.sampled and every and self.last % every == 0:
+            run.log.write_completions(self.last, trainer.completions())
+        trainer.sampled = False
+        self.write(line)
+        self.echo.add_update(self.last, line)
+
+    def _stats(self, logs: dict[str, Any]) -> Stats:
+        """Return TRL's stats under our names; values that are not finite are None."""
+        stats: Stats = {}
+        for key, value in logs.items():
+            name = _NAMES.get(key) or key.removeprefix("rewards/").replace("/", "_")
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            stats[name] = value if is_number else None
+        trainer = self.run.trainer
+        seconds = trainer.take_seconds()
+        total_s = stats.pop("step_time", None) or 0.0
+        stats["samples"] = update_size(self.run.cfg.grpo, self.run.start.world.size)
+        stats["update_s"] = round(max(0.0, total_s - sum(seconds.values())), 3)
+        return stats | seconds
+
+
+# -- the reward functions --------------------------------------------------------------------------
+
+
+#: Returns a number or None for each completion.
+RewardFunction = Callable[..., list[Any]]
+
+
+def of_whole_batch(function: RewardFunction, world: DistributedContext) -> RewardFunction:
+    """Return a reward function that every process calls, and that only the main one computes.
+
+    TRL calls a reward function in each process, with that process's completions. The texts of a
+    group that lies in two processes would then be embedded twice, and a service that is away would
+    end one process while the others wait for it.
+
+    Its stats are of the whole batch. An error of this project is raised in every process.
+    """
+    if world.size == 1:
+        return function
+
+    @functools.wraps(function)
+    def shared(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[Any]:
+        rows = {name: columns[name] for name in COLUMNS if name in columns}
+        rows |= {"prompts": prompts, "completions": completions}
+        parts = world.gather([{name: list(values) for name, values in rows.items()}])
+
+        def score() -> tuple[list[Any], dict[str, list[Any]]]:
+            batch = {name: [value for part in parts for value in part[name]] for name in rows}
+            extras: dict[str, list[Any]] = {}
+            logs = {"log_metric": columns.get("log_metric"), "log_extra": extras.__setitem__}
+            return function(**batch, **logs), extras
+
+        rewards, extras = world.from_main(score)
+        start = sum(len(part["prompts"]) for part in parts[: world.rank])
+        local_rows = slice(start, start + len(prompts))
+        if log_extra := columns.get("log_extra"):
+            for name, values in extras.items():
+                log_extra(name, values[local_rows])
+        return rewards[local_rows]
+
+    return shared

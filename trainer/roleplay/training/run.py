@@ -35,7 +35,6 @@ from trainer.roleplay.training.options import (
     updates_per_epoch,
     updates_per_sampling,
 )
-from trainer.roleplay.training.whole_batch import of_whole_batch
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.checkpoints.checkpoint import read_state
@@ -155,7 +154,7 @@ def open_trainer(start: TrlStart[RoleplayConfig], inputs: RunInputs, model: nn.M
     """Return TRL's trainer. Raises UserError."""
     from datasets import Dataset
 
-    from trainer.roleplay.training.grpo import RoleplayTrainer
+    from trainer.roleplay.training.grpo import RoleplayTrainer, of_whole_batch
 
     try:
         trainer = RoleplayTrainer(
@@ -187,7 +186,7 @@ class RoleplayRun(TrlRun[RoleplayConfig]):
         inputs: RunInputs,
         settings: dict[str, Any],
     ) -> None:
-        from trainer.roleplay.training.callback import RoleplayCallback
+        from trainer.roleplay.training.grpo import RoleplayCallback
 
         super().__init__(start, trainer, runlog, plan)
         self.inputs, self.settings = inputs, settings

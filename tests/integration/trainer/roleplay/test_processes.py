@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from collections import Counter
@@ -10,21 +9,24 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
-import yaml
 from safetensors.torch import load_file
 
 from testing.servers import wait_until
-from tests.kits import forked
-from tests.kits.float64 import CLOSE
 from tests.kits.trainer.roleplay import turn
+from tests.kits.trainer.trl.shared_runs import (
+    SHARDED,
+    Gradients,
+    assert_same_gradients,
+    gradients_of,
+    start,
+    timeless_lines,
+)
 from trainer.roleplay.config import LossType
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.training.check import check_run
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint, read_state
 from trainer.runs.run_log import read_jsonl
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 #: Keys of `grpo` that change how an update weighs its tokens.
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"loss_type": name} for name in get_args(LossType)},
@@ -35,23 +37,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def save(cfg: Any) -> str:
-    """Write the config of a run beside its folder."""
-    path = Path(cfg.misc.run_dir).with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(cfg.model_dump(mode="json")), encoding="utf-8")
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def gradients(
     run_files: Any, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+) -> dict[int, dict[str, Gradients]]:
     """Return the gradients of one update of each case, by the number of processes."""
     folder, by_processes = tmp_path_factory.mktemp("updates"), {}
     for processes in (1, 2):
-        paths = []
-        for name, keys in CASES.items():
-            cfg = run_files.config(
+        configs = [
+            run_files.config(
                 folder / f"{processes}-{name}",
                 data__eval=None,
                 start__sample_prompts=0,
@@ -60,26 +54,17 @@ def gradients(
                 grpo__max_steps=1,
                 **{f"grpo__{key}": value for key, value in keys.items()},
             )
-            paths.append(save(cfg))
-        out = folder / f"{processes}.pt"
-        module = "tests.kits.trainer.ranks.trl_update"
-        result = forked.completed(
-            module, str(out), *paths, environment=ENVIRONMENT, ranks=processes
-        )
-        assert result.returncode == 0, result.stderr
-        by_processes[processes] = dict(zip(CASES, torch.load(out), strict=True))
+            for name, keys in CASES.items()
+        ]
+        updates = gradients_of(configs, folder / f"{processes}.pt", processes)
+        by_processes[processes] = dict(zip(CASES, updates, strict=True))
     return by_processes
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_of_two_processes_is_that_of_one(gradients: Any, case: str) -> None:
     """Check groups of four completions in passes of three: one group lies in both processes."""
-    single, shared = gradients[1][case], gradients[2][case]
-    assert single.keys() == shared.keys()
-    for name, expected in single.items():
-        assert expected.dtype == torch.float64
-        torch.testing.assert_close(shared[name], expected, atol=CLOSE, rtol=0)
-    assert max(value.abs().max() for value in single.values()) > 1e-4  # far above CLOSE
+    assert_same_gradients(gradients[1][case], gradients[2][case], least=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +83,6 @@ def in_two(run_files: Any) -> Any:
         )
 
     return config
-
-
-def start(cfg: Any, *more: str, module: str = "trainer") -> forked.Command:
-    """Start a run of two processes."""
-    words = (module, "train", "--config", save(cfg), *more)
-    return forked.Command(*words, environment=ENVIRONMENT, ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +138,6 @@ def test_the_log_is_of_the_whole_batch(full_run: Any) -> None:
     assert [row["id"] for row in evaluated] == [f"t{number}" for number in range(100, 112)]
 
 
-def stats_lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines without times."""
-    return [
-        {k: v for k, v in line.items() if not k.endswith("_s") and k != "seconds"}
-        for line in read_jsonl(run_dir / name)
-    ]
-
-
 def test_an_outage_and_a_signal_end_both_and_the_run_resumes_as_if_not(
     run_files: Any, in_two: Any, full_run: Any, tmp_path: Path
 ) -> None:
@@ -197,7 +168,7 @@ def test_an_outage_and_a_signal_end_both_and_the_run_resumes_as_if_not(
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     for name in ("log.jsonl", "eval.jsonl"):
-        assert stats_lines(run_dir, name) == stats_lines(full_dir, name)
+        assert timeless_lines(run_dir, name) == timeless_lines(full_dir, name)
     weights = [
         load_file(d / "checkpoints/step-000004/model.safetensors") for d in (run_dir, full_dir)
     ]
@@ -218,10 +189,6 @@ def test_check_says_what_each_process_makes_and_needs(in_two: Any, tmp_path: Pat
         assert results["memory"].startswith("each of 2 processes: about 0.")
         assert "with sharded weights 0." in results["memory"]
         assert not findings.failed, results
-
-
-#: `python -m trainer` where accelerate shards the weights on CPUs, too.
-SHARDED = "tests.kits.trainer.ranks.sharded_trl"
 
 
 @pytest.mark.slow
@@ -256,13 +223,13 @@ def test_adapters_and_4_bits_learn_alike_however_they_are_shared(
             assert not run_dir.exists()
             return
         assert process.returncode == 0, errors
-        results[name] = stats_lines(run_dir, "log.jsonl"), stats_lines(run_dir, "eval.jsonl")
+        results[name] = timeless_lines(run_dir, "log.jsonl"), timeless_lines(run_dir, "eval.jsonl")
         for step in (3, 4):
             shutil.rmtree(run_dir / f"checkpoints/step-{step:06d}")
         process = start(cfg, "--resume", module=module)
         _, errors = process.communicate()
         assert process.returncode == 0, errors
-        resumed = stats_lines(run_dir, "log.jsonl"), stats_lines(run_dir, "eval.jsonl")
+        resumed = timeless_lines(run_dir, "log.jsonl"), timeless_lines(run_dir, "eval.jsonl")
         assert resumed == results[name]
     first, sharded = (results[name][0][0] for name in ("ddp", "fsdp"))
     for key in ("reward_mean", "completion_length_mean", "grad_norm", "entropy"):

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import yaml
 from safetensors.torch import load_file
 
 from testing.servers import wait_until
-from tests.kits import forked
-from tests.kits.float64 import CLOSE
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
+from tests.kits.trainer.trl.shared_runs import (
+    SHARDED,
+    Gradients,
+    assert_same_gradients,
+    gradients_of,
+    start,
+    timeless_lines,
+)
 from trainer.runs.checkpoints.checkpoint import read_state
-from trainer.runs.run_log import read_jsonl
 from trainer.sft.commands import check
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+#: Without what TRL counts in a process.
+lines = partial(timeless_lines, left_out=("set", "tokens_seen"))
 #: Sections of the config that change what is summed up in an update.
 CASES: dict[str, dict[str, Any]] = {
     "replies": {},
@@ -46,21 +50,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", dialogues(12))
 
 
-def save(cfg: Any) -> str:
-    """Write the config of a run beside its folder."""
-    path = Path(cfg.misc.run_dir).with_suffix(".yaml")
-    path.write_text(yaml.safe_dump(cfg.model_dump(mode="json")), encoding="utf-8")
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def gradients(
     model: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, dict[str, dict[str, torch.Tensor]]]:
+) -> dict[int, dict[str, Gradients]]:
     """Return the gradients of one update of each case, by the number of processes."""
     folder, by_processes = tmp_path_factory.mktemp("updates"), {}
     for processes in (1, 2):
-        paths = []
+        configs = []
         for number, sections in enumerate(CASES.values()):
             sft = {
                 "per_device_train_batch_size": 2,
@@ -68,34 +65,19 @@ def gradients(
                 "max_steps": 1,
             }
             changes = sections | {"sft": sft | sections.get("sft", {})}
-            cfg = sft_config(model, rows, folder / f"{processes}-{number}", **changes)
-            paths.append(save(cfg))
-        out = folder / f"{processes}.pt"
-        module = "tests.kits.trainer.ranks.trl_update"
-        result = forked.completed(
-            module, str(out), *paths, environment=ENVIRONMENT, ranks=processes
-        )
-        assert result.returncode == 0, result.stderr
-        by_processes[processes] = dict(zip(CASES, torch.load(out), strict=True))
+            configs.append(sft_config(model, rows, folder / f"{processes}-{number}", **changes))
+        updates = gradients_of(configs, folder / f"{processes}.pt", processes)
+        by_processes[processes] = dict(zip(CASES, updates, strict=True))
     return by_processes
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_of_two_processes_is_that_of_one(gradients: Any, case: str) -> None:
-    single, shared = gradients[1][case], gradients[2][case]
-    assert single.keys() == shared.keys()
-    for name, expected in single.items():
-        assert expected.dtype == torch.float64
-        torch.testing.assert_close(shared[name], expected, atol=CLOSE, rtol=0)
-    assert max(value.abs().max() for value in single.values()) > 1e-5  # far above CLOSE
+    single = gradients[1][case]
+    assert_same_gradients(single, gradients[2][case], least=1e-5)
     for name, other in gradients[1].items():
         differences = [(single[key] - other[key]).abs().max() for key in single]
         assert name == case or max(differences) > 1e-5, name
-
-
-def start(cfg: Any, *more: str, processes: int = 2, module: str = "trainer") -> forked.Command:
-    words = (module, "train", "--config", save(cfg), *more)
-    return forked.Command(*words, environment=ENVIRONMENT, ranks=processes)
 
 
 def test_check_says_what_each_process_makes_and_needs(
@@ -109,10 +91,6 @@ def test_check_says_what_each_process_makes_and_needs(
         "updates, and begins again with 8 rows to fill its last passes"
     ) in out
     assert re.search(r"memory: each of 2 processes: about 0\.\d\d GiB .* sharded weights 0\.", out)
-
-
-#: `python -m trainer` where accelerate shards the weights on CPUs, too.
-SHARDED = "tests.kits.trainer.ranks.sharded_trl"
 
 
 @pytest.mark.slow
@@ -160,18 +138,6 @@ def test_adapters_and_4_bits_learn_alike_however_they_are_shared(
     _, errors = process.communicate()
     assert process.returncode == 2
     assert errors.count("has the optimizer's state of sharded weights") == 1
-
-
-def lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a file of the run, without times, and what TRL counts in a process."""
-    return [
-        {
-            key: value
-            for key, value in line.items()
-            if not key.endswith("_s") and key not in ("set", "tokens_seen")
-        }
-        for line in read_jsonl(run_dir / name)
-    ]
 
 
 def test_a_run_of_two_processes_is_logged_and_resumed_as_one(

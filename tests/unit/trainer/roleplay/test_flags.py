@@ -10,8 +10,8 @@ import yaml
 
 from scorekit.config import check_config, load_config
 from scorekit.errors import UserError
+from trainer.roleplay.__main__ import config_of
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.training.flags import config_of
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "roleplay"
 #: The command that users of TRL write, but for paths.
