@@ -323,3 +323,19 @@ def measure(
         )  # after each one: a later one may be interrupted
         console.print(f"  ({path.relative_to(ROOT)})", style="dim")
     return measurements
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_between(begin: str, end: str, body: str, page: Path) -> None:
+    """Put text between two marks of a document; the prose around them stays."""
+    text = page.read_text(encoding="utf-8")
+    head, separator, after_begin = text.partition(begin)
+    _, end_separator, tail = after_begin.partition(end)
+    if not (separator and end_separator):
+        raise UserError(f"{page}: the marks {begin!r} and {end!r} are missing")
+    page.write_text(f"{head}{begin}\n\n{body}\n\n{end}{tail}", encoding="utf-8")

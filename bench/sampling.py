@@ -18,12 +18,13 @@ from typing import Any
 from bench.common import WORK, Measurement, in_own_process, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
-from synth.execution.stage import StageContext
+from synth.execution.stage import StageWork
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.sources.measure import make_measure
 from synth.sources.sampling import BottomK, bucket_of, plan_quotas, prioritise
 from synth.stages.sample_sources import SampleSources
+from synth.storage.store import StageFolder
 
 FOLDER = WORK / "sampling"
 
@@ -104,12 +105,13 @@ def whole_stage(copies: int, pool: int) -> dict[str, Any]:
 def _run_stage(copies: int, pool: int) -> dict[str, Any]:
     out = FOLDER / f"out-{copies}"
     cfg = _config(out, pool, [str(FOLDER / f"corpus-{copies}/data/ko/*.gz")])
-    ctx, stage = StageContext(cfg, out), SampleSources()
+    stage = SampleSources()
+    work = StageWork(cfg, StageFolder(out, stage.name), (out,))
     wall, cpu = time.perf_counter(), time.process_time()
-    stage.run(ctx, prepare_stage(stage, [], ctx))
+    stage.run(work, prepare_stage(stage, [], work))
     return {
-        "pieces": ctx.stats.records_in,
-        "sampled": ctx.stats.records_out,
+        "pieces": work.progress.stats.records_in,
+        "sampled": work.progress.stats.records_out,
         "cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - wall,
         "peak_mib": peak_mib(),

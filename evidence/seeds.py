@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import ROOT
+from bench.common import ROOT, markdown_table
 from scorekit.errors import UserError
 from testing.processes import run_module
 
@@ -50,16 +50,6 @@ def run_logged(
     return time.monotonic() - started
 
 
-def write_between(begin: str, end: str, body: str, page: Path) -> None:
-    """Put text between two marks of a document; the prose around them stays."""
-    text = page.read_text(encoding="utf-8")
-    head, separator, after_begin = text.partition(begin)
-    _, end_separator, tail = after_begin.partition(end)
-    if not (separator and end_separator):
-        raise UserError(f"{page}: the marks {begin!r} and {end!r} are missing")
-    page.write_text(f"{head}{begin}\n\n{body}\n\n{end}{tail}", encoding="utf-8")
-
-
 def cell(value: float | None, digits: int) -> str:
     """Return a number as a table cell; a dash if there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
@@ -83,12 +73,6 @@ def spread_shares(values: Sequence[float]) -> str:
 def wrapped(text: str) -> str:
     """Return a paragraph in lines of a page."""
     return textwrap.fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 #: Seed -> the change of a run.

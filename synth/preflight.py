@@ -43,11 +43,11 @@ from synth.execution.services import (
     service_info,
     watching,
 )
-from synth.execution.stage import MapStage, Stage, StageContext
+from synth.execution.stage import MapStage, Stage
 from synth.execution.stage_start import continued_manifest, requested_manifest
 from synth.location import check_claim
 from synth.reasons import Reason
-from synth.run import RunOptions, run_folder, stage_context
+from synth.run import RunOptions, run_folder, run_folders
 from synth.sources.madlad import SourceFile, read_documents, source_files
 from synth.sources.measure import make_measure
 from synth.sources.segment import mode_code
@@ -151,17 +151,19 @@ def _pending_run(cfg: SynthConfig, options: RunOptions) -> tuple[_PendingRun, st
 
     Raises UserError for invalid inputs, for example a missing evaluation set or a damaged folder,
     and for output that was begun with other settings."""
-    out_dir = run_folder(cfg, options)
+    out_dirs = run_folders(cfg, options)
+    out_dir = out_dirs[0]
     repeats = options.overwrite or options.repair is not None
     for name in options.stages:
-        stage, ctx = BY_NAME[name], stage_context(name, cfg, options)
+        stage = BY_NAME[name]
         is_first = name == options.stages[0]
-        if not is_first and (repeats or not _has_input(stage, ctx)):
+        if not is_first and (repeats or not _has_input(stage, out_dirs)):
             stage.settings(cfg)
             continue
-        requested = requested_manifest(stage, ctx)
+        requested = requested_manifest(stage, cfg, out_dirs, options.limit)
         if not repeats:
-            continued_manifest(stage, requested, ctx)
+            folder = StageFolder(out_dir, name)
+            continued_manifest(folder, requested, options.share, resume=options.resume)
     stages = tuple(
         BY_NAME[name] for name in options.stages if repeats or not StageFolder(out_dir, name).done()
     )
@@ -169,10 +171,10 @@ def _pending_run(cfg: SynthConfig, options: RunOptions) -> tuple[_PendingRun, st
     return _PendingRun(cfg, stages, resumed), ", ".join(s.name for s in stages) or "all are done"
 
 
-def _has_input(stage: Stage, ctx: StageContext) -> bool:
+def _has_input(stage: Stage, out_dirs: tuple[Path, ...]) -> bool:
     """Return whether the stage before has made its output; if not, it runs first."""
     try:
-        return stage.after is None or ctx.input_of(stage) is not None
+        return stage.after is None or stage.input_of(out_dirs) is not None
     except UserError:
         return False
 

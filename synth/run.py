@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from scorekit.streams import lost_lines
 from synth.config import SynthConfig, languages
 from synth.execution.cluster import run_map_stage_on_ray
 from synth.execution.processes import run_map_stage_on_processes
-from synth.execution.stage import GlobalStage, MapStage, Stage, StageContext
+from synth.execution.stage import GlobalStage, MapStage, Stage, StageProgress, StageWork
 from synth.execution.stage_start import check_begun, prepare_stage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
@@ -42,7 +42,8 @@ from synth.reasons import Reason, explain
 from synth.report.page import write_report
 from synth.report.views import write_stats, write_views
 from synth.stages.table import BY_NAME, ORDER, map_stage
-from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
+from synth.storage.shares import Share
+from synth.storage.stats import Exporter, count_stage, unreadable
 from synth.storage.store import StageFolder
 
 log = structlog.get_logger()
@@ -71,6 +72,12 @@ class RunOptions:
     give_up: bool = False
     repair: int | None = None
 
+    @property
+    def share(self) -> Share:
+        """Return the share of this process: without numbers of machines, every free shard."""
+        takes_all = self.num_shards == 1 or len(self.stages) > 1
+        return Share(self.shard_id, self.num_shards, takes_all)
+
 
 def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
     """Return the run's folder; a dry run has a separate one."""
@@ -78,20 +85,11 @@ def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
     return out_dir.with_name(out_dir.name + "-dry-run") if options.dry_run else out_dir
 
 
-def stage_context(name: str, cfg: SynthConfig, options: RunOptions) -> StageContext:
-    """Return the context of one stage of a call."""
-    return StageContext(
-        cfg,
-        run_folder(cfg, options),
-        fallback_dir=cfg.run.out_dir if options.dry_run else None,
-        resume=options.resume,
-        overwrite=options.overwrite and name == options.stages[0],
-        limit=options.limit,
-        shard_id=options.shard_id,
-        num_shards=options.num_shards,
-        share=options.num_shards == 1 or len(options.stages) > 1,
-        give_up=options.give_up,
-    )
+def run_folders(cfg: SynthConfig, options: RunOptions) -> tuple[Path, ...]:
+    """Return the folders that may have a stage's output: the run's; a dry run goes on from that of
+    the run itself."""
+    own = run_folder(cfg, options)
+    return (own, cfg.run.out_dir) if options.dry_run else (own,)
 
 
 def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
@@ -150,14 +148,13 @@ def _run_one(
 ) -> bool:
     """Run one stage with its progress bar; return False if other machines are not done."""
     with _progress(console, name) as advance:
-        ctx = stage_context(name, cfg, options)
-        ctx.advance, ctx.print_line = advance, console.print
+        progress = StageProgress(advance, console.print)
         if exporter is not None:
-            exporter.watch(name, ctx.stats)
+            exporter.watch(name, progress.stats)
         if options.repair is not None:
-            repair_shard(BY_NAME[name], ctx, options)
-        run_stage(name, ctx, options.engine, options.processes)
-    folder = ctx.folder(name)
+            repair_shard(BY_NAME[name], cfg, options, progress.print_line)
+        run_stage(name, cfg, options, progress)
+    folder = StageFolder(out_dir, name)
     counts = count_stage(folder)
     if counts is not None:
         done = "" if folder.done() else f" ({counts.done} of {counts.shards} shards)"
@@ -182,66 +179,88 @@ def _run_one(
     return True
 
 
-def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: int = 1) -> None:
+def run_stage(name: str, cfg: SynthConfig, options: RunOptions, progress: StageProgress) -> None:
     """Run one stage: check, run, then write stats and, when all shards are done, views."""
-    stage = BY_NAME[name]
-    manifest = prepare_stage(stage, ORDER[ORDER.index(stage) + 1 :], ctx)
-    save_config(_without_credentials(ctx.cfg), ctx.out_dir / "config.yaml")
-    log.info("stage", stage=name, shard_id=ctx.shard_id, num_shards=ctx.num_shards)
+    stage, out_dirs = BY_NAME[name], run_folders(cfg, options)
+    folder = StageFolder(out_dirs[0], name)
+    work = StageWork(
+        cfg,
+        folder,
+        out_dirs,
+        limit=options.limit,
+        share=options.share,
+        give_up=options.give_up,
+        progress=progress,
+    )
+    manifest = prepare_stage(
+        stage,
+        ORDER[ORDER.index(stage) + 1 :],
+        work,
+        resume=options.resume,
+        overwrite=options.overwrite and name == options.stages[0],
+    )
+    save_config(_without_credentials(cfg), folder.out_dir / "config.yaml")
+    log.info("stage", stage=name, shard_id=options.shard_id, num_shards=options.num_shards)
     try:
         if isinstance(stage, GlobalStage):
-            run_whole_stage(stage, manifest, ctx)
-        elif engine == "ray":
-            run_map_stage_on_ray(map_stage(name), manifest, ctx)
+            run_whole_stage(stage, manifest, work)
+        elif options.engine == "ray":
+            run_map_stage_on_ray(map_stage(name), manifest, work)
         else:
-            run_map_stage_on_processes(map_stage(name), manifest, ctx, processes)
+            run_map_stage_on_processes(map_stage(name), manifest, work, options.processes)
     finally:
-        write_stats(ctx, name)
-    if ctx.folder(name).done():
-        write_views(ctx, name)
-        stage.finish(ctx)
+        write_stats(cfg, folder, progress.stats)
+    if folder.done():
+        write_views(folder, cfg.run.view_records, progress.print_line)
+        stage.finish(folder, cfg, options.limit)
 
 
-def run_whole_stage(stage: GlobalStage, manifest: dict[str, Any], ctx: StageContext) -> None:
+def run_whole_stage(stage: GlobalStage, manifest: dict[str, Any], work: StageWork) -> None:
     """Run a stage that needs all records, in one process; with shared work the others wait.
 
     Raises UserError if another process runs it, or if its input has changed."""
-    folder = ctx.folder(stage.name)
+    folder = work.folder
     if not stage.runs_alone:
-        stage.run(ctx, manifest)  # even when done, because it clears temporary parts
+        stage.run(work, manifest)  # even when done, because it clears temporary parts
         stage.verify(folder)
         return
     if folder.shards() is not None:
         stage.verify(folder)
     if folder.done():
         return
-    locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
-    with hold_locks(locks, "run it", wait=ctx.print_line if ctx.share else None):
+    source = stage.input_of(work.out_dirs)
+    locks = [(source.lock(), True), (folder.lock(), False)]
+    with hold_locks(
+        locks, "run it", wait=work.progress.print_line if work.share.takes_all else None
+    ):
         if not folder.done():
-            check_begun(stage, manifest, ctx)
-            stage.run(ctx, manifest)
+            check_begun(folder, source, manifest)
+            stage.run(work, manifest)
 
 
-def repair_shard(stage: Stage, ctx: StageContext, options: RunOptions) -> None:
+def repair_shard(
+    stage: Stage, cfg: SynthConfig, options: RunOptions, print_line: Callable[[str], None]
+) -> None:
     """Mark a shard to be made again; first make its input again if that was deleted.
 
     Raises UserError for an unknown shard."""
-    previous, index = stage.after, options.repair
+    out_dir, previous, index = run_folder(cfg, options), stage.after, options.repair
     assert index is not None
-    if previous is not None and (ctx.folder(previous.name).mark(index) or {}).get("let_go"):
-        ctx.print_line(f"{previous.name}: shard {index} was deleted, and is made again first")
-        repair_ctx = replace(ctx, stats=StageStats(), advance=lambda done, total: None)
-        repair_shard(previous, repair_ctx, options)
-        run_stage(previous.name, repair_ctx, options.engine, options.processes)
-    drop_shard(stage, ctx, index)
+    if previous is not None:
+        mark = StageFolder(out_dir, previous.name).mark(index) or {}
+        if mark.get("let_go"):
+            print_line(f"{previous.name}: shard {index} was deleted, and is made again first")
+            repair_shard(previous, cfg, options, print_line)
+            run_stage(previous.name, cfg, options, StageProgress(print_line=print_line))
+    drop_shard(stage, out_dir, index)
 
 
-def drop_shard(stage: Stage, ctx: StageContext, index: int) -> None:
+def drop_shard(stage: Stage, out_dir: Path, index: int) -> None:
     """Mark a shard to be made again; for a stage that needs all records, all shards.
 
     Later stages stay, because the output will be identical. Raises UserError for an unknown
     shard."""
-    folder = ctx.folder(stage.name)
+    folder = StageFolder(out_dir, stage.name)
     shards = folder.shards() or 0
     if index >= shards:
         raise UserError(f"--repair {index}: {folder.path} has {shards} shards")

@@ -26,9 +26,8 @@ from typing import Any
 from bench.common import WORK, Measurement, run
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
-from evidence.loop.rounds import service_settings, write_questions
-from evidence.search.__main__ import running_services
-from evidence.search.sets import HELD_OUT
+from demo.search.loop.wrong_references import write_questions
+from demo.search.measured_sets import HELD_OUT, running_services, service_settings
 from scorekit.processes import end_with_parent
 from testing.openai_server import FakeOpenAI
 from testing.processes import child_environment, serving

@@ -20,9 +20,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.common import RESULTS, ROOT, WORK, machine, parse_quick, service, write_json
+from bench.common import (
+    RESULTS,
+    ROOT,
+    WORK,
+    machine,
+    markdown_table,
+    parse_quick,
+    service,
+    write_between,
+    write_json,
+)
 from bench.meta_eval.checkpoints import metricx_twin, random_kiwi, xcomet_twin
-from evidence.seeds import markdown_table, write_between
 from scorekit.command import run_command
 from scorekit.errors import UserError
 from scorekit.processes import end_with_parent

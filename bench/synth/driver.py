@@ -22,7 +22,7 @@ from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
 from synth.execution.driver import run_map_stage
 from synth.execution.processes import run_map_stage_on_processes
-from synth.execution.stage import StageContext
+from synth.execution.stage import StageWork
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
@@ -62,13 +62,14 @@ def questions(quick: bool) -> Iterator[Measurement]:
         )
         yield from _prefilter(cfg, 10 * sources)
         for stage in map(map_stage, (Generate128.name, ScoreSelectBest.name)):
-            ctx = StageContext(cfg, out_dir)
-            manifest = prepare_stage(stage, [], ctx)
+            work = StageWork(cfg, StageFolder(out_dir, stage.name), (out_dir,))
+            manifest = prepare_stage(stage, [], work)
             started, cpu = time.perf_counter(), time.process_time()
-            asyncio.run(run_map_stage(stage, manifest, ctx))
+            asyncio.run(run_map_stage(stage, manifest, work))
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             num_candidates = sources * CANDIDATES
-            assert ctx.stats.records_out == sources, ctx.stats
+            stats = work.progress.stats
+            assert stats.records_out == sources, stats
             yield Measurement(
                 f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
                 "source",
@@ -88,13 +89,15 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
         shutil.rmtree(out_dir, ignore_errors=True)
         run_config = cfg.run.model_copy(update={"out_dir": out_dir})
         _write_sources(out_dir, sources, SampleSources.name)
-        ctx = StageContext(cfg.model_copy(update={"run": run_config}), out_dir)
         stage = map_stage(PrefilterScore.name)
-        manifest = prepare_stage(stage, [], ctx)
+        pair_cfg = cfg.model_copy(update={"run": run_config})
+        work = StageWork(pair_cfg, StageFolder(out_dir, stage.name), (out_dir,))
+        manifest = prepare_stage(stage, [], work)
         started, cpu = time.perf_counter(), _cpu_s()
-        run_map_stage_on_processes(stage, manifest, ctx, processes)
+        run_map_stage_on_processes(stage, manifest, work, processes)
         seconds[processes], cpu = time.perf_counter() - started, _cpu_s() - cpu
-        assert ctx.stats.records_out == sources, ctx.stats
+        stats = work.progress.stats
+        assert stats.records_out == sources, stats
         shutil.rmtree(out_dir)
         yield Measurement(
             f"{stage.name}, driver processes: {processes}",

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
-from evidence.loop.rounds import compared, play, run_seeds, write_questions
-from evidence.search.__main__ import running_services
-from evidence.search.sets import SETS
+from demo.search.loop.wrong_references import write_questions
+from demo.search.measured_sets import SETS, running_services
+from evidence.loop.rounds import compared, play, run_seeds
 from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl
 

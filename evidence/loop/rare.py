@@ -24,6 +24,8 @@ import yaml
 
 from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
+from demo.search.loop.wrong_references import write_questions
+from demo.search.measured_sets import HELD_OUT, SETS, running_services, service_settings
 from evidence.loop.rounds import (
     SETTINGS,
     compared,
@@ -31,11 +33,7 @@ from evidence.loop.rounds import (
     play_rounds,
     run_seeds,
     run_trainer,
-    service_settings,
-    write_questions,
 )
-from evidence.search.__main__ import running_services
-from evidence.search.sets import HELD_OUT, SETS
 from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl, write_jsonl
 

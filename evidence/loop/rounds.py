@@ -19,13 +19,10 @@ import yaml
 from rich.console import Console
 
 from bench.common import Measurement, measure, table
-from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
-from demo.search.loop.wrong_references import plant, read_rows, write_rows
-from demo.search.reading import Reader
+from demo.search.measured_sets import HELD_OUT, SETS, service_settings
 from evidence.search.__main__ import SIDE_BY_SIDE
-from evidence.search.sets import HELD_OUT, SETS
 from evidence.seeds import seed_interval
 from scorekit.errors import UserError
 from scorekit.paired import mean_interval
@@ -37,15 +34,6 @@ SEEDS = (1, 2, 3)
 #: Phase 2 of the demo as it was when these arms were first measured.
 SETTINGS = "evidence/search/settings.yaml"
 _SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_mean"}
-
-
-def write_questions(path: Path, every: int, seed: int) -> set[str]:
-    """Write every n-th of the demo's questions, 15 % with a wrong reference; return the ids of
-    those.
-    """
-    planted_rows, wrong = plant(read_rows()[::every], Reader(), seed)
-    write_rows(path, [row | {"alternatives": {}} for row in planted_rows])
-    return wrong
 
 
 def run_seeds(
@@ -118,16 +106,6 @@ def measure_policy(
             }
             log = folder / f"{arm}-{seed}.log"
             run_trainer(log, "evaluate", "--config", SETTINGS, "--overwrite", **settings)
-
-
-def service_settings(urls: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that name the services of a set."""
-    return {
-        "retriever.url": urls["retriever"],
-        "answering.judge.url": urls["judge"],
-        "answering.generator.base_url": f"{urls[GENERATOR]}/v1",
-        "answering.generator.model": GENERATOR,
-    }
 
 
 def _last_policy(out: Path) -> Path:

@@ -21,8 +21,9 @@ import typer
 from rich.console import Console
 
 from bench.common import RESULTS, WORK, machine, write_json
+from demo.search.measured_sets import running_services
 from evidence.phases.runs import ARMS, START, Plan, make_plan, run
-from evidence.search.__main__ import check_policy, running_services, workers
+from evidence.search.__main__ import check_policy, workers
 from evidence.search.arms import ARMS as SEARCH_ARMS
 from evidence.search.arms import POLICY
 from evidence.search.runs import services_of

@@ -8,18 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from bench.common import markdown_table, write_between
+from demo.search.measured_sets import SETS
 from evidence.phases.runs import ARMS, START, Plan
-from evidence.search.sets import SETS
-from evidence.seeds import (
-    PAGES,
-    SeedInterval,
-    against,
-    cell,
-    markdown_table,
-    seed_interval,
-    seeds_verdict,
-    write_between,
-)
+from evidence.seeds import PAGES, SeedInterval, against, cell, seed_interval, seeds_verdict
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 

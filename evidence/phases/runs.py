@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common import ROOT, WORK
+from demo.search.measured_sets import HELD_OUT, SETS
 from evidence.search.arms import COMMON, POLICY, YARDSTICK, Dealt
 from evidence.search.runs import measure_policy
-from evidence.search.sets import HELD_OUT, SETS
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic

@@ -9,18 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from bench.common import ROOT
+from bench.common import ROOT, markdown_table, write_between
 from evidence.roleplay.arms import ALL, ARMS, UNSEEN_NAMES
-from evidence.seeds import (
-    PAGES,
-    Changes,
-    markdown_table,
-    seeds_table,
-    seeds_verdict,
-    spread,
-    wrapped,
-    write_between,
-)
+from evidence.seeds import PAGES, Changes, seeds_table, seeds_verdict, spread, wrapped
 from scorekit.report.page import chart_image
 
 PAGE = PAGES / "roleplay.md"

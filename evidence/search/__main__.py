@@ -15,9 +15,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 
 from bench.common import RESULTS, WORK, machine, write_json
+from demo.search.measured_sets import running_services
 from evidence.search.arms import ARMS, POLICY, SEEDS, Plan, make_plan
 from evidence.search.runs import (
     Job,
@@ -36,58 +37,16 @@ from evidence.search.runs import (
     start_of,
     start_path,
 )
-from evidence.search.sets import SETS, MeasuredSet
 from evidence.seeds import check_arms
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.report.progress import progress_bar
-from testing.processes import child_environment, exit_on_sigterm, running_service, serving
+from testing.processes import child_environment, exit_on_sigterm
 
 #: Runs at the same time, a core each.
 SIDE_BY_SIDE = 2
 console = Console(stderr=True, highlight=False)
-
-
-@contextmanager
-def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
-    """Start the services that all runs share, and yield their URLs by set.
-
-    They are each set's index, the judge by rules, and both generators.
-    """
-    with ExitStack() as running:
-        judge = running.enter_context(running_service("judge", folder))
-        yield {
-            set_name: {"judge": judge, **_set_urls(folder, SETS[set_name], running)}
-            for set_name in sets
-        }
-
-
-def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> dict[str, str]:
-    from demo.search.answering import Answerer
-    from demo.search.generator import NAME as READING
-    from demo.search.generator import create_app
-    from demo.search.loop.knowing import NAME as KNOWING
-    from demo.search.loop.knowing import KnowingAnswerer
-    from demo.search.make_corpus import TRAIN
-    from demo.search.run import ingest
-
-    index = folder / f"index{measured_set.ending}"
-    if not index.is_dir():
-        ingest(index, *measured_set.corpora)
-    logs = folder / f"services{measured_set.ending}" if measured_set.ending else folder
-    logs.mkdir(exist_ok=True)
-    reading = create_app(answerer=Answerer(measured_set.corpora, measured_set.keys))
-    knows = KnowingAnswerer(
-        (TRAIN, measured_set.questions), measured_set.corpora, measured_set.keys
-    )
-    knowing = create_app(name=KNOWING, answerer=knows)
-    started = running.enter_context
-    return {
-        "retriever": started(running_service("retriever", logs, "--index", str(index))),
-        READING: started(serving(reading)),
-        KNOWING: started(serving(knowing)),
-    }
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.common import ROOT, WORK
-from evidence.search.sets import HELD_OUT, SETS
+from demo.search.measured_sets import HELD_OUT, SETS
 
 RUNS = ROOT / "runs/search_evidence"
 CONFIG = ROOT / "evidence/search/settings.yaml"

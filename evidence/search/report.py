@@ -10,17 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from bench.common import markdown_table, write_between
+from demo.search.measured_sets import SETS
 from evidence.search.arms import CONTROL
-from evidence.search.sets import SETS
-from evidence.seeds import (
-    PAGES,
-    Changes,
-    cell,
-    markdown_table,
-    seeds_table,
-    seeds_verdict,
-    write_between,
-)
+from evidence.seeds import PAGES, Changes, cell, seeds_table, seeds_verdict
 from scorekit.report.page import chart_image
 
 PAGE = PAGES / "search.md"

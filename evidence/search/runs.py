@@ -13,8 +13,8 @@ from typing import Any
 
 from demo.search.generator import NAME as READING
 from demo.search.loop.knowing import NAME as KNOWING
+from demo.search.measured_sets import HELD_OUT, SETS
 from evidence.search.arms import ARMS, COMMON, CONFIG, YARDSTICK, Arm, Plan
-from evidence.search.sets import HELD_OUT, SETS
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic

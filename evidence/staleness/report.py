@@ -10,17 +10,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.markdown import Markdown
 
-from evidence.seeds import (
-    PAGES,
-    Changes,
-    SeedInterval,
-    against,
-    cell,
-    markdown_table,
-    seed_interval,
-    wrapped,
-    write_between,
-)
+from bench.common import markdown_table, write_between
+from evidence.seeds import PAGES, Changes, SeedInterval, against, cell, seed_interval, wrapped
 from evidence.staleness.arms import ARMS, CONTROLS, FRESH
 from scorekit.report.page import chart_image
 

@@ -9,17 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from bench.common import markdown_table, write_between
 from evidence.seeds import (
     PAGES,
     Changes,
     cell,
-    markdown_table,
     seeds_table,
     seeds_verdict,
     spread,
     spread_shares,
     wrapped,
-    write_between,
 )
 from evidence.translation.arms import ARMS, ON_OMISSIONS
 from scorekit.report.page import chart_image

@@ -15,8 +15,9 @@ from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
 from synth.execution.driver import run_async, run_map_stage
 from synth.execution.processes import shared_budget
-from synth.execution.stage import MapStage, StageContext, StageIncomplete
-from synth.execution.stage_start import own_shards
+from synth.execution.stage import MapStage, StageIncomplete, StageWork
+from synth.storage.shares import Share
+from synth.storage.store import StageFolder
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 _END_S = 30.0
 
 
-def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageContext) -> None:
+def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], work: StageWork) -> None:
     """Run this process's shards as Ray tasks; all nodes must see the run's folder.
 
     The config's budgets (concurrency, sequences, rate) are for the run: each task gets a share.
@@ -33,36 +34,36 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     import ray
     import ray.exceptions
 
-    connect(ctx.cfg)
-    ctx.stats.of_others = True  # each task writes its own stats
-    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
-    shards = source.shards() or 0
+    connect(work.cfg)
+    folder, progress, stats = work.folder, work.progress, work.progress.stats
+    stats.of_others = True  # each task writes its own stats
+    shards = stage.input_of(work.out_dirs).shards() or 0
     folder.set_manifest({**manifest, "shards": shards})
-    todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
+    todo = [index for index in work.share.own(shards) if folder.mark(index) is None]
     cores = int(ray.cluster_resources().get("CPU", 1))
-    at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
-    cfg = with_absolute_answers(shared_budget(ctx.cfg, at_once)).model_dump(mode="json")
-    work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
-    folders = ctx.out_dir.absolute(), ctx.fallback_dir and ctx.fallback_dir.absolute()
-    ctx.advance(0, len(todo))
-    options = (ctx.limit, ctx.give_up, shards)
+    at_once = max(1, min(len(todo), cores, work.cfg.teacher.max_concurrency))
+    cfg = with_absolute_answers(shared_budget(work.cfg, at_once)).model_dump(mode="json")
+    task = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
+    out_dirs = tuple(out_dir.absolute() for out_dir in work.out_dirs)
+    progress.advance(0, len(todo))
+    options = (work.limit, work.give_up, shards)
     waiting: list[Any] = []
     try:
         while todo or waiting:
             while todo and len(waiting) < at_once:
-                waiting.append(work.remote(stage, cfg, folders, options, todo.pop(0)))
+                waiting.append(task.remote(stage, cfg, out_dirs, options, todo.pop(0)))
             finished, waiting = ray.wait(waiting)
             for records_in, records_out, open_ in ray.get(finished):
-                ctx.stats.records_in += records_in
-                ctx.stats.records_out += records_out
-                ctx.stats.open.update(open_)
-                ctx.advance(1, None)
+                stats.records_in += records_in
+                stats.records_out += records_out
+                stats.open.update(open_)
+                progress.advance(1, None)
     except ray.exceptions.RayTaskError as error:  # its cause has the one-line message
         raise error.cause from None
     finally:
         _end(waiting)
-    if ctx.stats.open:
-        raise StageIncomplete(stage.name, ctx.stats.open)
+    if stats.open:
+        raise StageIncomplete(stage.name, stats.open)
 
 
 def with_absolute_answers(cfg: SynthConfig) -> SynthConfig:
@@ -118,7 +119,7 @@ def _end(tasks: list[Any]) -> None:
 def _run_shard(
     stage: MapStage,
     cfg: dict[str, Any],
-    folders: tuple[Path, Path | None],
+    out_dirs: tuple[Path, ...],
     options: tuple[int | None, bool, int],
     index: int,
 ) -> tuple[int, int, dict[str, int]]:
@@ -126,17 +127,17 @@ def _run_shard(
 
     Returns the number of records in and out, and the open ones by code."""
     limit, give_up, shards = options
-    ctx = StageContext(
+    folder = StageFolder(out_dirs[0], stage.name)
+    work = StageWork(
         SynthConfig.model_validate(cfg),
-        *folders,
-        resume=True,
+        folder,
+        out_dirs,
         limit=limit,
-        shard_id=index,
-        num_shards=shards,
+        share=Share(index, shards),
         give_up=give_up,
     )
-    manifest = ctx.folder(stage.name).manifest() or {}
     with contextlib.suppress(StageIncomplete):
-        run_async(run_map_stage(stage, manifest, ctx))
-    ctx.stats.flush(ctx.folder(stage.name), every_s=0)
-    return ctx.stats.records_in, ctx.stats.records_out, dict(ctx.stats.open)
+        run_async(run_map_stage(stage, folder.manifest() or {}, work))
+    stats = work.progress.stats
+    stats.flush(folder, every_s=0)
+    return stats.records_in, stats.records_out, dict(stats.open)

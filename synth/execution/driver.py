@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, MutableSequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,10 +23,10 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.locks import RETRY_S, hold_locks, release
 from synth.execution.clients import Clients
 from synth.execution.services import open_clients
-from synth.execution.stage import MapStage, StageContext, StageIncomplete
-from synth.execution.stage_start import check_begun, own_shards
+from synth.execution.stage import MapStage, StageIncomplete, StageProgress, StageWork
+from synth.execution.stage_start import check_begun
 from synth.record import DeferredRecord, KeptRecord, RejectedRecord, TemporaryFailure
-from synth.storage.shares import WorkClaims
+from synth.storage.shares import Share, WorkClaims
 from synth.storage.store import Record, ShardWriter, StageFolder, read_records
 
 log = structlog.get_logger()
@@ -39,44 +39,57 @@ SHARDS_AT_ONCE = 32
 AHEAD = 32
 
 
-async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageContext) -> None:
-    """Run all of this process's shards of a stage, and with `ctx.share` all free shards.
+async def run_map_stage(
+    stage: MapStage,
+    manifest: dict[str, Any],
+    work: StageWork,
+    left_open: MutableSequence[int] | None = None,
+) -> None:
+    """Run this process's share of a stage's shards.
 
+    left_open: by shard, 1 if a process of this call has left records open; the others skip it.
     Raises UserError if an input is missing, StageIncomplete if records are left open.
     """
-    source = ctx.input_of(stage)
-    folder = ctx.folder(stage.name)
+    source, folder, progress = stage.input_of(work.out_dirs), work.folder, work.progress
     with hold_locks([(source.lock(), True), (folder.lock(), True)], "work there"):
-        check_begun(stage, manifest, ctx)
+        check_begun(folder, source, manifest)
         shards = source.shards() or 0
         if folder.shards() is None:
             folder.set_manifest({**manifest, "shards": shards})
-        plan = list(_plan(source, folder, shards, ctx))
+        plan = list(_plan(source, folder, shards, work.share, work.limit))
         total = sum(records for _, records, done in plan)
-        ctx.advance(sum(records for _, records, done in plan if done), total)
+        progress.advance(sum(records for _, records, done in plan if done), total)
         todo = {index: records for index, records, done in plan if not done}
         if not todo:
             return  # no service is needed, and maybe none is running
-        claims = WorkClaims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
+
+        def is_done(index: int) -> bool:
+            skipped = left_open is not None and left_open[index]
+            return bool(skipped) or folder.mark(index) is not None
+
+        claims = WorkClaims(todo, is_done, folder.lock)
+        announce = progress.print_line if left_open is None else None
         async with open_clients(
-            ctx.cfg,
-            stage.uses(ctx.cfg),
+            work.cfg,
+            stage.uses(work.cfg),
             folder,
-            ctx.stats,
-            give_up=ctx.give_up,
-            print_line=ctx.print_line,
+            progress.stats,
+            give_up=work.give_up,
+            print_line=progress.print_line,
         ) as clients:
             window = asyncio.Semaphore(clients.window)
             slots = asyncio.Semaphore(SHARDS_AT_ONCE)
             async with asyncio.TaskGroup() as group:
                 await slots.acquire()
-                async for index, lock in _claimed_shards(claims, ctx, stage.name):
-                    shard = _Shard(stage, ctx, source, folder, index, todo[index], clients, window)
-                    group.create_task(_run(shard, lock, slots))
+                async for index, lock in _claimed_shards(claims, stage.name, announce):
+                    shard = _Shard(
+                        stage, source, folder, index, todo[index], clients, window, progress
+                    )
+                    group.create_task(_run(shard, lock, slots, left_open))
                     await shard.in_work.wait()
                     await slots.acquire()
-    if ctx.stats.open:
-        raise StageIncomplete(stage.name, ctx.stats.open)
+    if progress.stats.open:
+        raise StageIncomplete(stage.name, progress.stats.open)
 
 
 def run_async(work: Any) -> None:
@@ -92,13 +105,13 @@ def run_async(work: Any) -> None:
 
 
 def _plan(
-    source: StageFolder, folder: StageFolder, shards: int, ctx: StageContext
+    source: StageFolder, folder: StageFolder, shards: int, share: Share, limit: int | None
 ) -> Iterator[tuple[int, int, bool]]:
     """Yield (shard, number of records to take, is done) for the shards to process.
 
     Raises UserError if a finished shard or its input has changed."""
-    remaining = ctx.limit
-    candidates = range(shards) if ctx.share else own_shards(shards, ctx)
+    remaining = limit
+    candidates = share.candidates(shards)
     for index in range(shards):
         if remaining is None and index not in candidates:
             continue  # another machine may not have finished it
@@ -127,34 +140,34 @@ def _plan(
 
 
 async def _claimed_shards(
-    claims: WorkClaims, ctx: StageContext, name: str
+    claims: WorkClaims, name: str, announce: Callable[[str], None] | None
 ) -> AsyncIterator[tuple[int, IO[str]]]:
-    """Yield (shard, its lock) until all shards are done or running in this process."""
+    """Yield (shard, its lock) until all shards are done or running in this process.
+
+    announce: called with a line when it waits; None: it waits for a process of the same call.
+    """
     is_announced = False
     while claims.left:
         claimed = claims.next()
         if claimed is not None:
             yield claimed
         elif claims.left:
-            # Otherwise it waits for a process of the same call.
-            if not is_announced and ctx.left_open is None:
+            if not is_announced and announce is not None:
                 is_announced = True
-                ctx.print_line(
-                    f"{name}: waits for {claims.waits_for()}, which is at the last shards"
-                )
+                announce(f"{name}: waits for {claims.waits_for()}, which is at the last shards")
             await asyncio.sleep(RETRY_S)
 
 
-def _is_done(folder: StageFolder, index: int, ctx: StageContext) -> bool:
-    left_open = ctx.left_open is not None and ctx.left_open[index]
-    return bool(left_open) or folder.mark(index) is not None
-
-
-async def _run(shard: _Shard, lock: IO[str], slots: asyncio.Semaphore) -> None:
+async def _run(
+    shard: _Shard,
+    lock: IO[str],
+    slots: asyncio.Semaphore,
+    left_open: MutableSequence[int] | None,
+) -> None:
     try:
         await shard.run()
-        if shard.open and shard.ctx.left_open is not None:
-            shard.ctx.left_open[shard.index] = 1
+        if shard.open and left_open is not None:
+            left_open[shard.index] = 1
     finally:
         release(shard.folder.lock(shard.index), lock)
         slots.release()
@@ -165,13 +178,13 @@ class _Shard:
     """A shard of a map stage that is being processed. in_work: set when all records are started."""
 
     stage: MapStage
-    ctx: StageContext
     source: StageFolder
     folder: StageFolder
     index: int
     records: int
     clients: Clients
     window: asyncio.Semaphore
+    progress: StageProgress
     codes: Counter[str] = field(default_factory=Counter)
     note_counts: Counter[str] = field(default_factory=Counter)
     open: Counter[str] = field(default_factory=Counter)
@@ -222,7 +235,7 @@ class _Shard:
         accepted: ShardWriter,
         rejected: ShardWriter,
     ) -> None:
-        stats = self.ctx.stats
+        stats = self.progress.stats
         stats.records_in += 1
         if isinstance(result, DeferredRecord):
             self.open[result.reason_code] += 1
@@ -244,7 +257,7 @@ class _Shard:
             rejected.write(result.as_record(self.stage.name))
             self.codes[result.reason_code] += 1
             stats.rejected[result.reason_code] += 1
-        self.ctx.advance(1, None)
+        self.progress.advance(1, None)
         stats.flush(self.folder)
 
     async def _process(self, record: Record) -> KeptRecord | RejectedRecord | DeferredRecord:

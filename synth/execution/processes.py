@@ -14,15 +14,16 @@ import signal
 import threading
 import time
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from scorekit.errors import ScorekitError
 from scorekit.streams import protect_streams, stop_waiting
 from synth.config import SynthConfig
 from synth.execution.driver import run_async, run_map_stage
-from synth.execution.stage import MapStage, StageContext, StageIncomplete
-from synth.execution.stage_start import own_shards
+from synth.execution.stage import MapStage, StageIncomplete, StageProgress, StageWork
 from synth.log import log_to
+from synth.storage.store import StageFolder
 
 #: Seconds between two stats messages of a process.
 _REPORT_S = 0.5
@@ -31,29 +32,28 @@ _END_S = 10.0
 
 
 def run_map_stage_on_processes(
-    stage: MapStage, manifest: dict[str, Any], ctx: StageContext, processes: int
+    stage: MapStage, manifest: dict[str, Any], work: StageWork, processes: int
 ) -> None:
     """Run all of this call's shards with up to `processes` processes.
 
     The config's budgets are for the run: each process gets a share. Raises the error of a process,
     StageIncomplete if records are left open, ScorekitError if all processes died.
     """
-    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
-    shards = source.shards() or 0
-    own_shard_numbers = range(shards) if ctx.share else own_shards(shards, ctx)
-    todo = sum(folder.mark(index) is None for index in own_shard_numbers)
-    count = min(processes, todo, ctx.cfg.teacher.max_concurrency)
+    shards = stage.input_of(work.out_dirs).shards() or 0
+    todo = sum(work.folder.mark(index) is None for index in work.share.candidates(shards))
+    count = min(processes, todo, work.cfg.teacher.max_concurrency)
     if count < 2:
-        run_async(run_map_stage(stage, manifest, ctx))
+        run_async(run_map_stage(stage, manifest, work))
         return
-    ctx.stats.of_others = True
-    team = _Team(stage, manifest, ctx, count, shards)
+    stats = work.progress.stats
+    stats.of_others = True
+    team = _Team(stage, manifest, work, count, shards)
     try:
         team.watch()
     finally:
         team.end()
-    if ctx.stats.open:
-        raise StageIncomplete(stage.name, ctx.stats.open)
+    if stats.open:
+        raise StageIncomplete(stage.name, stats.open)
 
 
 def shared_budget(cfg: SynthConfig, workers: int) -> SynthConfig:
@@ -72,23 +72,22 @@ class _Team:
     """The processes of one stage, as seen by their parent."""
 
     def __init__(
-        self, stage: MapStage, manifest: dict[str, Any], ctx: StageContext, count: int, shards: int
+        self, stage: MapStage, manifest: dict[str, Any], work: StageWork, count: int, shards: int
     ) -> None:
-        self.name, self.ctx = stage.name, ctx
+        self.name, self.progress = stage.name, work.progress
         self.stats_by_pipe: dict[int, dict[str, Any]] = {}
         self.is_started = False
         self.line = ""
         spawn = multiprocessing.get_context("spawn")
         left_open = spawn.Array("b", shards, lock=False)
-        cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
-        names = ("out_dir", "fallback_dir", "limit", "shard_id", "num_shards", "share", "give_up")
-        context_fields = {name: getattr(ctx, name) for name in names} | {"resume": True}
+        cfg = shared_budget(work.cfg, count).model_dump(mode="json")
+        options = {"limit": work.limit, "share": work.share, "give_up": work.give_up}
         self.processes: dict[Connection, Any] = {}
         for _ in range(count):
             parent_pipe, child_pipe = spawn.Pipe()
             process = spawn.Process(
                 target=_work,
-                args=(stage, manifest, cfg, context_fields, left_open, child_pipe),
+                args=(stage, manifest, cfg, work.out_dirs, options, left_open, child_pipe),
                 daemon=True,
             )
             process.start()
@@ -109,7 +108,7 @@ class _Team:
                     process = self.processes[pipe]
                     process.join()
                     if process.exitcode:
-                        self.ctx.print_line(
+                        self.progress.print_line(
                             f"{self.name}: process {process.pid} died (exit code "
                             f"{process.exitcode}); the others do its shards"
                         )
@@ -122,15 +121,15 @@ class _Team:
             raise content
         if kind == "begin" and not self.is_started:  # all processes report the same shards
             self.is_started = True
-            self.ctx.advance(*content)
+            self.progress.advance(*content)
         elif kind == "line" and content != self.line:  # print a repeated line once
             self.line = content
-            self.ctx.print_line(content)
+            self.progress.print_line(content)
         elif kind in ("figures", "end"):
             done, process_stats = content
-            self.ctx.advance(done, None)
+            self.progress.advance(done, None)
             self.stats_by_pipe[id(pipe)] = process_stats
-            self.ctx.stats.add_up(list(self.stats_by_pipe.values()))
+            self.progress.stats.add_up(list(self.stats_by_pipe.values()))
         return kind == "end"
 
     def end(self) -> None:
@@ -150,7 +149,8 @@ def _work(
     stage: MapStage,
     manifest: dict[str, Any],
     cfg: dict[str, Any],
-    context_fields: dict[str, Any],
+    out_dirs: tuple[Path, ...],
+    options: dict[str, Any],
     left_open: Any,
     pipe: Connection,
 ) -> None:
@@ -161,25 +161,22 @@ def _work(
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
     reporter = _Reporter(pipe)
-    ctx = StageContext(
-        SynthConfig.model_validate(cfg),
-        **context_fields,
-        left_open=left_open,
-        advance=reporter.advance,
-        print_line=reporter.print_line,
-    )
-    reporter.stats = ctx.stats
-    log_to(ctx.out_dir / "logs.txt", ctx.cfg.run.log_level)
+    progress = StageProgress(reporter.advance, reporter.print_line)
+    reporter.stats = progress.stats
+    folder = StageFolder(out_dirs[0], stage.name)
+    config = SynthConfig.model_validate(cfg)
+    log_to(folder.out_dir / "logs.txt", config.run.log_level)
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             with contextlib.suppress(StageIncomplete):  # the stats report it
-                run_async(run_map_stage(stage, manifest, ctx))
+                work = StageWork(config, folder, out_dirs, progress=progress, **options)
+                run_async(run_map_stage(stage, manifest, work, left_open))
         except Exception as error:
             pipe.send(("error", _sendable(error)))
         else:
             reporter.report("end")
         finally:
-            ctx.stats.flush(ctx.folder(stage.name), every_s=0)
+            progress.stats.flush(folder, every_s=0)
 
 
 class _Reporter:
@@ -193,7 +190,7 @@ class _Reporter:
         self._reported_at = time.monotonic()
 
     def advance(self, done: int, total: int | None) -> None:
-        """Report progress, as `StageContext.advance`."""
+        """Report progress, as `StageProgress.advance`."""
         if total is not None:
             self._pipe.send(("begin", (done, total)))
             return
@@ -202,7 +199,7 @@ class _Reporter:
             self.report("figures")
 
     def print_line(self, line: str) -> None:
-        """Send a line for the user, as `StageContext.print_line`."""
+        """Send a line for the user, as `StageProgress.print_line`."""
         self._pipe.send(("line", line))
 
     def report(self, kind: str) -> None:

@@ -1,10 +1,10 @@
-"""The interface of a stage, and the context of one command call."""
+"""The interface of a stage, and the work that its run is given."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +15,7 @@ from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.record import KeptRecord, RejectedRecord
 from synth.storage.distributions import DistributionChart, Distributions
+from synth.storage.shares import Share
 from synth.storage.stats import StageStats
 from synth.storage.store import Record, StageFolder
 
@@ -36,62 +37,51 @@ class StageIncomplete(ScorekitError):
 
 
 @dataclass(slots=True)
-class StageContext:
-    """One call of the command.
+class StageProgress:
+    """What a stage reports while it runs.
 
-    fallback_dir: folder with the previous stage's output if out_dir has none (a dry run).
-    limit: largest number of input records, over all shards.
-    share: take every free shard, not only this process's own, and wait for other processes.
-    left_open: by shard, 1 if a process of this call has left records open; the others skip it.
-    give_up: reject records without an answer instead of leaving them open.
-    advance: called with the number of records done, for a progress bar.
+    advance: called with the number of records done, and first with the total, for a progress bar.
     print_line: called with a line for the user.
+    stats: what this process has done.
     """
 
-    cfg: SynthConfig
-    out_dir: Path
-    fallback_dir: Path | None = None
-    resume: bool = False
-    overwrite: bool = False
-    limit: int | None = None
-    shard_id: int = 0
-    num_shards: int = 1
-    share: bool = False
-    give_up: bool = False
-    left_open: MutableSequence[int] | None = None
     advance: Callable[[int, int | None], None] = lambda done, total: None
     print_line: Callable[[str], None] = lambda line: None
     stats: StageStats = field(default_factory=StageStats)
 
-    @property
-    def folders(self) -> list[Path]:
-        """Return the folders that may have a stage's output: of this run, then the fallback."""
-        return [folder for folder in (self.out_dir, self.fallback_dir) if folder is not None]
 
-    def folder(self, stage: str) -> StageFolder:
-        """Return the output folder of a stage of this run."""
-        return StageFolder(self.out_dir, stage)
+@dataclass(slots=True)
+class StageWork:
+    """The work of this process on a stage.
 
-    def input_of(self, stage: Stage) -> StageFolder:
-        """Return the output of the previous stage. Raises UserError if there is none."""
-        assert stage.after is not None
-        name = stage.after.name
-        source = self.folder(name)
-        if source.manifest() is None and self.fallback_dir is not None:
-            source = StageFolder(self.fallback_dir, name)
-        if source.shards() is None:
-            raise UserError(f"{source.path}: no output there. Run --stage {name} first")
-        return source
+    folder: where its output goes.
+    out_dirs: folders that may have the output of earlier stages: of this run; for a dry run, then
+        that of the run itself.
+    limit: largest number of input records, over all shards.
+    share: the shards that this process takes.
+    give_up: reject records without an answer instead of leaving them open.
+    """
+
+    cfg: SynthConfig
+    folder: StageFolder
+    out_dirs: tuple[Path, ...]
+    limit: int | None = None
+    share: Share = field(default_factory=Share)
+    give_up: bool = False
+    progress: StageProgress = field(default_factory=StageProgress)
 
 
 class Stage(ABC):
     """Base class of a stage. Attributes with a default are optional.
 
-    name: in commands, in `stages/NAME/` and in every table. other_names: aliases in commands. view:
-    file in the run's folder with the accepted records; None: no view. outputs: other files in the
-    run's folder. has_shards: its records are in shards, which `show` prints. shows_rejected: it
-    rejects translations by their text, and the report shows examples. charts: charts of the report
-    with its distributions. after: the previous stage; None for the first.
+    name: in commands, in `stages/NAME/` and in every table.
+    other_names: aliases in commands.
+    view: file in the run's folder with the accepted records; None: no view.
+    outputs: other files in the run's folder.
+    has_shards: its records are in shards, which `show` prints.
+    shows_rejected: it rejects translations by their text, and the report shows examples.
+    charts: charts of the report with its distributions.
+    after: the previous stage; None for the first.
     """
 
     name: ClassVar[str]
@@ -115,6 +105,16 @@ class Stage(ABC):
         """Return all previous stages in order."""
         return () if self.after is None else (*self.after.previous_stages, self.after)
 
+    def input_of(self, out_dirs: Sequence[Path]) -> StageFolder:
+        """Return the previous stage's output, of the first folder that has some. Raises UserError
+        if there is none."""
+        assert self.after is not None
+        sources = [StageFolder(out_dir, self.after.name) for out_dir in out_dirs]
+        source = next((s for s in sources[:-1] if s.manifest() is not None), sources[-1])
+        if source.shards() is None:
+            raise UserError(f"{source.path}: no output there. Run --stage {source.name} first")
+        return source
+
     @abstractmethod
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """Return the part of the config that its output depends on."""
@@ -137,8 +137,12 @@ class Stage(ABC):
             except UserError as error:
                 yield str(error)
 
-    def finish(self, ctx: StageContext) -> None:
-        """Complete the stage after all of its shards are done."""
+    def finish(self, folder: StageFolder, cfg: SynthConfig, limit: int | None) -> None:
+        """Complete the stage after all of its shards are done.
+
+        folder: its output.
+        limit: largest number of input records; None: it took all.
+        """
         return
 
 
@@ -167,8 +171,11 @@ class GlobalStage(Stage):
     runs_alone: ClassVar[bool] = True
 
     @abstractmethod
-    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
-        """Run the full stage. manifest: its settings, which it writes with its shards."""
+    def run(self, work: StageWork, manifest: dict[str, Any]) -> None:
+        """Run the full stage.
+
+        manifest: its settings, which it writes with its shards.
+        """
 
     def verify(self, folder: StageFolder) -> None:
         """Raise UserError if files of the finished stage have changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import scorekit
 from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.execution.stage import StageContext
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
 from synth.storage.stats import StageCounts
 from synth.storage.store import StageFolder, read_json
@@ -38,16 +38,21 @@ PLACES: dict[str, Any] = {
 
 def write_manifest(
     path: Path,
-    ctx: StageContext,
+    cfg: SynthConfig,
+    out_dirs: Sequence[Path],
     files: list[dict[str, Any]],
     counts: list[StageCounts],
     stage_digest: str,
+    limit: int | None,
 ) -> None:
     """Write the shared provenance, counts and files; equal for equal runs.
 
-    files: from `write_files`. counts: of the stages before the export. stage_digest: of the
-    export."""
-    cfg = ctx.cfg
+    out_dirs: folders that may have the output of earlier stages.
+    files: from `write_files`.
+    counts: of the stages before the export.
+    stage_digest: of the export.
+    limit: largest number of rows.
+    """
     blocks = {kind: sampling_blocks(cfg, kind) for kind in ("sentence", "blob")}
     for kind in blocks.values():
         for block in kind.values():
@@ -55,7 +60,7 @@ def write_manifest(
     content = {
         **pair_codes(cfg),
         "rows": row_counts(files),
-        "partial": partial(ctx, counts),
+        "partial": partial(out_dirs[0], counts, limit),
         "files": files,
         "teacher": {
             "backend": cfg.teacher.backend,
@@ -68,9 +73,9 @@ def write_manifest(
         "services": {
             name: service
             for name in ("metricx", "judge")
-            if (service := _service(ctx, name)) is not None
+            if (service := _service(out_dirs, name)) is not None
         },
-        "corpus": corpus(ctx, counts[0].stage),
+        "corpus": corpus(out_dirs, counts[0].stage),
         "funnel": [
             {"stage": c.stage, "in": c.records_in, "out": c.records_out, "rejected": c.rejected}
             for c in counts
@@ -100,15 +105,15 @@ def settings(cfg: SynthConfig) -> dict[str, Any]:
     return cfg.model_dump(mode="json", exclude=PLACES)
 
 
-def partial(ctx: StageContext, counts: list[StageCounts]) -> bool:
+def partial(out_dir: Path, counts: list[StageCounts], limit: int | None) -> bool:
     """Return True if a stage took only a part of its records: --limit, or a dry run."""
-    manifests = (ctx.folder(stage_counts.stage).manifest() for stage_counts in counts)
-    return ctx.limit is not None or any(m is not None and m.get("limit") for m in manifests)
+    manifests = (StageFolder(out_dir, stage_counts.stage).manifest() for stage_counts in counts)
+    return limit is not None or any(m is not None and m.get("limit") for m in manifests)
 
 
-def corpus(ctx: StageContext, first_stage: str) -> dict[str, Any]:
+def corpus(out_dirs: Sequence[Path], first_stage: str) -> dict[str, Any]:
     """Return the summary of the corpus, by the first stage."""
-    for folder in ctx.folders:
+    for folder in out_dirs:
         counts = read_json(StageFolder(folder, first_stage).path / "counts.json")
         if counts is not None:
             files = counts.pop("files", [])
@@ -116,9 +121,9 @@ def corpus(ctx: StageContext, first_stage: str) -> dict[str, Any]:
     return {}
 
 
-def _service(ctx: StageContext, name: str) -> dict[str, Any] | None:
+def _service(out_dirs: Sequence[Path], name: str) -> dict[str, Any] | None:
     """Return a service's info without its address and start time."""
-    for folder in ctx.folders:
+    for folder in out_dirs:
         if (info := read_json(folder / f"service-{name}.json")) is not None:
             keys = (
                 "service",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -19,23 +19,27 @@ from scorekit.documents import parse_json
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer, write_atomic
 from scorekit.locks import hold_locks
-from synth.execution.stage import Stage, StageContext
+from synth.config import SynthConfig
 from synth.location import need_run
 from synth.stages.table import BY_NAME, ORDER
 from synth.storage.distributions import as_dicts
-from synth.storage.stats import funnel, process_stats, shortfall, unreadable
+from synth.storage.stats import StageStats, funnel, process_stats, shortfall, unreadable
 from synth.storage.store import REJECTED, Record, StageFolder, digest_of, open_lines, to_line
 
 _STATE = ".views.json"
 
 
-def write_stats(ctx: StageContext, stage: str) -> dict[str, Any]:
+def write_stats(cfg: SynthConfig, folder: StageFolder, stats: StageStats) -> dict[str, Any]:
     """Write this process's stats of a stage, then stats.json from the stages' folders; return
-    it."""
-    ctx.stats.flush(ctx.folder(stage), every_s=0.0)
+    it.
+
+    folder: the stage's output.
+    """
+    out_dir = folder.out_dir
+    stats.flush(folder, every_s=0.0)
     stages = {}
-    for counts in funnel(BY_NAME, ctx.out_dir):
-        folder = ctx.folder(counts.stage)
+    for counts in funnel(BY_NAME, out_dir):
+        folder = StageFolder(out_dir, counts.stage)
         stages[counts.stage] = {
             "records_in": counts.records_in,
             "records_out": counts.records_out,
@@ -46,17 +50,16 @@ def write_stats(ctx: StageContext, stage: str) -> dict[str, Any]:
             "shards": counts.shards,
             "shards_done": counts.done,
             **process_stats(folder),
-            "distributions": _distributions(ctx, BY_NAME[counts.stage]) if folder.done() else {},
+            "distributions": _distributions(cfg, folder) if folder.done() else {},
         }
-    stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
-    text = json.dumps(stats, ensure_ascii=False, indent=1) + "\n"
-    write_atomic(ctx.out_dir / "stats.json", text.encode())
-    return stats
+    content = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
+    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    write_atomic(out_dir / "stats.json", text.encode())
+    return content
 
 
-def _distributions(ctx: StageContext, stage: Stage) -> dict[str, Any]:
+def _distributions(cfg: SynthConfig, folder: StageFolder) -> dict[str, Any]:
     """Return a stage's distributions; its records are read once, not after every later stage."""
-    folder = ctx.folder(stage.name)
     digests = [(folder.mark(i) or {}).get("digest") for i in range(folder.shards() or 0)]
     digest = digest_of(digests)
     path = folder.path / "distributions.json"
@@ -66,22 +69,41 @@ def _distributions(ctx: StageContext, stage: Stage) -> dict[str, Any]:
             return dict(stored["distributions"])
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    distributions = as_dicts(stage.distributions(ctx.cfg, folder.records()))
+    distributions = as_dicts(BY_NAME[folder.name].distributions(cfg, folder.records()))
     write_atomic(path, to_line({"of": digest, "distributions": distributions}))
     return distributions
 
 
-def write_views(ctx: StageContext, stage: str) -> list[Path]:
+def write_views(
+    folder: StageFolder, most_records: int, print_line: Callable[[str], None]
+) -> list[Path]:
     """Write the views of a stage that has just ended; return the written files.
+
+    folder: the stage's output.
+    most_records: a view of more is not written, which `print_line` tells the user.
 
     Nothing is written if shards are missing, because another machine may be working on them. It has
     one record in memory at a time; equal shards give equal bytes.
     """
-    if not ctx.folder(stage).done():
+    if not folder.done():
         return []
-    lock = ctx.out_dir / ".locks" / "views.lock"
-    with hold_locks([(lock, False)], "write views", wait=ctx.print_line):
-        return [*_write_kept(ctx, stage), *_write_rejected(ctx)]
+
+    def should_write(path: Path, records: int) -> bool:
+        if records <= most_records:
+            return True
+        path.unlink(missing_ok=True)
+        print_line(
+            f"{path.name}: {records:,} records are more than run.view_records: "
+            f"`scorekit synth show {path.stem}` prints them"
+        )
+        return False
+
+    lock = folder.out_dir / ".locks" / "views.lock"
+    with hold_locks([(lock, False)], "write views", wait=print_line):
+        return [
+            *_write_kept(folder, should_write),
+            *_write_rejected(folder.out_dir, should_write),
+        ]
 
 
 def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
@@ -107,43 +129,43 @@ def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
         yield _without_candidates(record) if view_name in views else record
 
 
-def _write_kept(ctx: StageContext, stage: str) -> list[Path]:
+def _write_kept(folder: StageFolder, should_write: Callable[[Path, int], bool]) -> list[Path]:
     """Write the view of a stage's accepted records, unless it is up to date."""
-    view = BY_NAME[stage].view
+    view = BY_NAME[folder.name].view
     if view is None:
         return []
-    folder, path = ctx.folder(stage), ctx.out_dir / view
+    path = folder.out_dir / view
     marks = _marks(folder)
-    if not _should_write(ctx, path, sum(mark["records"] for mark in marks)):
+    if not should_write(path, sum(mark["records"] for mark in marks)):
         return []
-    state = _read_state(ctx.out_dir)
+    state = _read_state(folder.out_dir)
     digest = digest_of([mark["digest"] for mark in marks])
     if path.exists() and state.get(path.name) == [digest, path.stat().st_size]:
         return []
     with atomic_writer(path, alone=True) as file:
         for record in folder.records():
             file.write(to_line(_without_candidates(record)))
-    _set_state(ctx.out_dir, {**state, path.name: [digest, path.stat().st_size]})
+    _set_state(folder.out_dir, {**state, path.name: [digest, path.stat().st_size]})
     return [path]
 
 
-def _write_rejected(ctx: StageContext) -> list[Path]:
+def _write_rejected(out_dir: Path, should_write: Callable[[Path, int], bool]) -> list[Path]:
     """Append the rejected records of finished stages.
 
     Records of a repeated stage and the following ones are cut off first, because all stages share
     the file."""
-    path = ctx.out_dir / REJECTED
+    path = out_dir / REJECTED
     stages: list[tuple[StageFolder, str]] = []
     records = 0
     for stage in ORDER:
-        folder = ctx.folder(stage.name)
+        folder = StageFolder(out_dir, stage.name)
         marks = _marks(folder)
         if marks and folder.done():
             stages.append((folder, digest_of([mark.get("rejected_digest") for mark in marks])))
             records += sum(sum(mark["rejected"].values()) for mark in marks)
-    if not _should_write(ctx, path, records):
+    if not should_write(path, records):
         return []
-    state = _read_state(ctx.out_dir)
+    state = _read_state(out_dir)
     written: list[list[Any]] = []  # [stage, digest, its end in the file]
     size = path.stat().st_size if path.exists() else 0
     for (folder, digest), previous in zip(stages, state.get(REJECTED, ()), strict=False):
@@ -161,7 +183,7 @@ def _write_rejected(ctx: StageContext) -> list[Path]:
             written.append([folder.name, digest, file.tell()])
         file.flush()
         os.fsync(file.fileno())
-    _set_state(ctx.out_dir, {**state, REJECTED: written})
+    _set_state(out_dir, {**state, REJECTED: written})
     return [path]
 
 
@@ -171,19 +193,6 @@ def _append_rejected(file: IO[bytes], folder: StageFolder) -> None:
             with open_lines(folder.rejected(index)) as source:
                 while chunk := source.read(1 << 20):
                     file.write(chunk)
-
-
-def _should_write(ctx: StageContext, path: Path, records: int) -> bool:
-    """Return True if a view with this many records is written; else report it and delete the old
-    one."""
-    if records <= ctx.cfg.run.view_records:
-        return True
-    path.unlink(missing_ok=True)
-    ctx.print_line(
-        f"{path.name}: {records:,} records are more than run.view_records: "
-        f"`scorekit synth show {path.stem}` prints them"
-    )
-    return False
 
 
 def _without_candidates(record: Record) -> Record:

@@ -6,7 +6,7 @@ The output contains nothing that differs between runs of one config: no times, n
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from scorekit.files import put_folder, write_atomic
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
 from synth.cost import PACKED, Cost, Sizes
-from synth.execution.stage import GlobalStage, StageContext
+from synth.execution.stage import GlobalStage, StageWork
 from synth.export.card import card
 from synth.export.files import FOLDER, FileJob, changed_files, is_written, plan_files, write_files
 from synth.export.manifest import corpus, write_manifest
@@ -63,30 +63,37 @@ class Export(GlobalStage):
             driver_s=(0.001, 0.0),
         )
 
-    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
+    def run(self, work: StageWork, manifest: dict[str, Any]) -> None:
         """Write the export. Raises UserError if the filter has not finished all shards."""
-        source = ctx.input_of(self)
+        cfg, source, stage_folder = work.cfg, self.input_of(work.out_dirs), work.folder
         if not source.done():
             raise UserError(f"{source.path}: not done; resume --stage {source.name} first")
-        stage_folder = ctx.folder(self.name)
         if stage_folder.manifest() is None:
             stage_folder.set_manifest(manifest)
-        staging = ctx.out_dir / STAGING
+        out_dir = stage_folder.out_dir
+        staging = out_dir / STAGING
         staging.mkdir(parents=True, exist_ok=True)
-        marks = self._write(ctx, source, staging, manifest)
+        marks = self._write(work, source, staging, manifest)
         files = [file for mark in marks for file in mark["files"]]
-        ctx.stats.records_in = ctx.stats.records_out = sum(mark["records"] for mark in marks)
-        counts = funnel(
-            (stage.name for stage in self.previous_stages), ctx.out_dir, ctx.fallback_dir
+        stats = work.progress.stats
+        stats.records_in = stats.records_out = sum(mark["records"] for mark in marks)
+        counts = funnel((stage.name for stage in self.previous_stages), *work.out_dirs)
+        write_manifest(
+            staging / "manifest.json",
+            cfg,
+            work.out_dirs,
+            files,
+            counts,
+            manifest["digest"],
+            work.limit,
         )
-        write_manifest(staging / "manifest.json", ctx, files, counts, manifest["digest"])
-        corpus_counts = corpus(ctx, counts[0].stage)
-        write_atomic(staging / "README.md", card(ctx.cfg, counts, files, corpus_counts))
+        corpus_counts = corpus(work.out_dirs, counts[0].stage)
+        write_atomic(staging / "README.md", card(cfg, counts, files, corpus_counts))
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
         for path in staging.iterdir():
             if path.name not in names:
                 path.unlink()
-        put_folder(staging, ctx.out_dir / FOLDER)
+        put_folder(staging, out_dir / FOLDER)
         stage_folder.set_manifest({**manifest, "shards": len(marks)})
 
     def verify(self, stage_folder: StageFolder) -> None:
@@ -108,21 +115,21 @@ class Export(GlobalStage):
             yield str(error)
 
     def _write(
-        self, ctx: StageContext, source: StageFolder, staging: Path, manifest: dict[str, Any]
+        self, work: StageWork, source: StageFolder, staging: Path, manifest: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Write all files that are missing in the staging folder; return all marks."""
-        stage_folder = ctx.folder(self.name)
-        plan = plan_files(source, ctx.cfg.export.rows_per_file, ctx.limit)
-        metricx = scorer_versions(ctx)
+        cfg, stage_folder, advance = work.cfg, work.folder, work.progress.advance
+        plan = plan_files(source, cfg.export.rows_per_file, work.limit)
+        metricx = scorer_versions(cfg, work.out_dirs)
         jobs = [
-            FileJob(ctx.cfg, source, staging, tuple(slices), number, len(plan), metricx)
+            FileJob(cfg, source, staging, tuple(slices), number, len(plan), metricx)
             for number, slices in enumerate(plan)
         ]
         todo = [job for job in jobs if not is_written(stage_folder.mark(job.number), staging)]
-        ctx.advance(len(jobs) - len(todo), len(jobs))
-        for number, mark in _write_all(todo, ctx.cfg.export.processes):
+        advance(len(jobs) - len(todo), len(jobs))
+        for number, mark in _write_all(todo, cfg.export.processes):
             stage_folder.set_mark(number, {**mark, "input": manifest["input"]})
-            ctx.advance(1, None)
+            advance(1, None)
         return [stage_folder.mark(job.number) or {} for job in jobs]
 
 
@@ -148,17 +155,20 @@ def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int
         pool.shutdown()
 
 
-def scorer_versions(ctx: StageContext) -> dict[str, Any]:
-    """Return the info of the scoring service that scored the candidates."""
-    stages = [StageFolder(path, ScoreSelectBest.name).service("metricx") for path in ctx.folders]
-    for path in (*stages, *(folder / "service-metricx.json" for folder in ctx.folders)):
+def scorer_versions(cfg: SynthConfig, out_dirs: Sequence[Path]) -> dict[str, Any]:
+    """Return the info of the scoring service that scored the candidates.
+
+    out_dirs: folders that may have their output.
+    """
+    stages = [StageFolder(path, ScoreSelectBest.name).service("metricx") for path in out_dirs]
+    for path in (*stages, *(folder / "service-metricx.json" for folder in out_dirs)):
         if (info := read_json(path, "versions")) is not None:
             return {
-                "checkpoint": ctx.cfg.metricx.checkpoint,
+                "checkpoint": cfg.metricx.checkpoint,
                 **{key: info.get(key) for key in ("model", "revision", "dtype", "commit")},
                 "max_input_length": info.get("max_input_length"),
                 "versions": {k: info["versions"].get(k) for k in _VERSIONS},
             }
     raise UserError(
-        f"{ctx.out_dir}: no service-metricx.json; run --stage {ScoreSelectBest.name} first"
+        f"{out_dirs[0]}: no service-metricx.json; run --stage {ScoreSelectBest.name} first"
     )

@@ -22,8 +22,8 @@ from scorekit.files import write_atomic
 from scorekit.locks import RETRY_S, hold_locks, release
 from synth.config import DataConfig, SynthConfig
 from synth.cost import Cost, Sizes
-from synth.execution.stage import GlobalStage, StageContext
-from synth.execution.stage_start import check_begun, own_shards
+from synth.execution.stage import GlobalStage, StageWork
+from synth.execution.stage_start import check_begun
 from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest, record_columns
@@ -43,7 +43,7 @@ from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.parquet import ParquetFile
 from synth.storage.shares import WorkClaims
-from synth.storage.store import Record, ShardWriter, StageFolder, to_line
+from synth.storage.store import Record, ShardWriter, to_line
 
 log = structlog.get_logger()
 
@@ -126,11 +126,11 @@ class SampleSources(GlobalStage):
             "strata": strata,
         }
 
-    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
+    def run(self, work: StageWork, manifest: dict[str, Any]) -> None:
         """Read this process's files; merge when all files are read. Raises UserError."""
-        folder = ctx.folder(self.name)
+        folder = work.folder
         if folder.shards() is None:
-            sampling = _Sampling(self, ctx, folder, manifest)
+            sampling = _Sampling(work, manifest)
             with hold_locks([(folder.lock(), True)], "sample there"):
                 sampling.run()
         elif missing := folder.missing():
@@ -145,30 +145,28 @@ class SampleSources(GlobalStage):
 class _Sampling:
     """A run of the stage."""
 
-    def __init__(
-        self, stage: SampleSources, ctx: StageContext, folder: StageFolder, manifest: dict[str, Any]
-    ) -> None:
-        self.stage, self.ctx, self.folder, self.manifest = stage, ctx, folder, manifest
-        self.cfg = ctx.cfg
-        self.data, self.pool = _within_limit(ctx.cfg.data, ctx.limit)
+    def __init__(self, work: StageWork, manifest: dict[str, Any]) -> None:
+        self.cfg, self.folder, self.manifest = work.cfg, work.folder, manifest
+        self.share, self.progress = work.share, work.progress
+        self.data, self.pool = _within_limit(self.cfg.data, work.limit)
         self.quotas = plan_quotas(self.cfg.bucketing, self.cfg.final_generation.blob, self.pool)
         self.files = source_files(self.data)
-        self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
+        self.parts = [Part(self.folder.path / "parts", file.index) for file in self.files]
 
     def run(self) -> None:
         (self.folder.path / "parts").mkdir(parents=True, exist_ok=True)
         with self._alone():
-            check_begun(self.stage, self.manifest, self.ctx)
+            check_begun(self.folder, None, self.manifest)
             if self.folder.manifest() is None:
                 self.folder.set_manifest(self.manifest)
         if outdated := sum(part.is_outdated() for part in self.parts):
             message = "files are read again, which an earlier version has read"
             log.warning(message, stage=self.folder.name, files=outdated)
-            self.ctx.print_line(f"{self.folder.name}: {outdated:,} {message}")
+            self.progress.print_line(f"{self.folder.name}: {outdated:,} {message}")
         self._read()
         missing = [index for index in range(len(self.files)) if not self._complete(index)]
         if missing and self.folder.shards() is None:
-            shards = sorted({index % self.ctx.num_shards for index in missing})
+            shards = sorted({index % self.share.num_shards for index in missing})
             log.warning(
                 "waits for other shards",
                 stage=self.folder.name,
@@ -183,14 +181,13 @@ class _Sampling:
     def _alone(self) -> AbstractContextManager[None]:
         """Hold the merge lock: one process of this run at a time."""
         merge = self.folder.lock().with_name(f"{self.folder.name}-merge.lock")
-        return hold_locks([(merge, False)], "merge there", wait=self.ctx.print_line)
+        return hold_locks([(merge, False)], "merge there", wait=self.progress.print_line)
 
     def _read(self) -> None:
         """Read this process's files, and with shared work every free file."""
-        own_files = own_shards(len(self.files), self.ctx)
-        candidates = range(len(self.files)) if self.ctx.share else own_files
+        candidates = self.share.candidates(len(self.files))
         done = [i for i in candidates if self._complete(i)]
-        self.ctx.advance(len(done), len(candidates))
+        self.progress.advance(len(done), len(candidates))
         sample = BottomK(self.quotas)
         for index in done:  # later files need not repeat their sources
             offer_part(sample, self.parts[index])
@@ -207,7 +204,9 @@ class _Sampling:
                 if claims.left:
                     if not is_announced:
                         is_announced = True
-                        self.ctx.print_line(f"{self.folder.name}: waits for {claims.waits_for()}")
+                        self.progress.print_line(
+                            f"{self.folder.name}: waits for {claims.waits_for()}"
+                        )
                     time.sleep(RETRY_S)
                 continue
             index, lock = claimed
@@ -216,7 +215,7 @@ class _Sampling:
                 ingest.read(file, self.parts[index], self._documents(file))
             finally:
                 release(self.folder.lock(index), lock)
-            self.ctx.advance(1, None)
+            self.progress.advance(1, None)
 
     def _complete(self, index: int) -> bool:
         counts = self.parts[index].counts()
@@ -271,7 +270,7 @@ class _Sampling:
                 **causes,
             )
             reasons = ", ".join(f"{cause} {number:,}" for cause, number in causes.items())
-            self.ctx.print_line(
+            self.progress.print_line(
                 f"{self.folder.name}: the pool has {num_chosen - screened:,} of {self.pool:,} "
                 f"sources (missing: {reasons})"
             )
@@ -309,7 +308,7 @@ class _Sampling:
         size = self.cfg.run.shard_records
         with (
             PartReaders(self.parts) as readers,
-            ParquetFile(self.ctx.out_dir / _VIEW, record_columns(), "snappy") as parquet,
+            ParquetFile(self.folder.out_dir / _VIEW, record_columns(), "snappy") as parquet,
         ):
             verdict = screen(self.data, chosen, readers.read, self.folder.path / "parts")
             for index, start in enumerate(range(0, len(chosen), size)):
@@ -390,7 +389,7 @@ class _Sampling:
             ],
         }
         write_atomic(self.folder.path / "counts.json", to_line(content), alone=True)
-        stats = self.ctx.stats
+        stats = self.progress.stats
         stats.records_in, stats.records_out = num_segments, sampled.total()
         stats.rejected.update(rejected + screened + unreadable)
 

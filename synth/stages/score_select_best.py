@@ -12,13 +12,13 @@ from scorekit.locks import hold_locks
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients, metricx_settings
-from synth.execution.stage import MapStage, StageContext
+from synth.execution.stage import MapStage
 from synth.reasons import Reason
 from synth.record import KeptRecord, RejectedRecord
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output, no_score_code
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
-from synth.storage.store import Record
+from synth.storage.store import Record, StageFolder
 
 _CHART = ("Score of the candidates", "MetricX score (lower is better)")
 
@@ -138,13 +138,13 @@ class ScoreSelectBest(MapStage):
             result["candidates"] = scored
         return KeptRecord(result)
 
-    def finish(self, ctx: StageContext) -> None:
+    def finish(self, folder: StageFolder, cfg: SynthConfig, limit: int | None) -> None:
         """Delete the candidates after all are scored, unless they should be stored.
 
         The answer cache still has their texts. Nothing is deleted while another driver reads."""
         assert self.after is not None
-        source = ctx.folder(self.after.name)
-        if ctx.cfg.final_generation.store_candidates or ctx.limit is not None:
+        source = StageFolder(folder.out_dir, self.after.name)
+        if cfg.final_generation.store_candidates or limit is not None:
             return
         with suppress(UserError), hold_locks([(source.lock(), False)], "delete candidates"):
             for index in range(source.shards() or 0):

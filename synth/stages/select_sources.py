@@ -8,7 +8,7 @@ not on the pool. The second pass writes the records in their order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from scorekit.errors import UserError
 from scorekit.numeric import below, lowest_equal
 from synth.config import SynthConfig
 from synth.cost import Cost, Sizes
-from synth.execution.stage import GlobalStage, StageContext
+from synth.execution.stage import GlobalStage, StageProgress, StageWork
 from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.stages.prefilter_score import improvement, improvements
@@ -68,48 +68,49 @@ class SelectSources(GlobalStage):
         """Return the distributions of the selected sources."""
         return improvements(records)
 
-    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
+    def run(self, work: StageWork, manifest: dict[str, Any]) -> None:
         """Rank, choose, and write the chosen in the order of their sources."""
-        if ctx.shard_id and not ctx.share:
+        if work.share.shard_id and not work.share.takes_all:
             raise UserError(f"--stage {self.name} sees all shards at once: run it without them")
-        source = ctx.input_of(self)
+        cfg, source, folder = work.cfg, self.input_of(work.out_dirs), work.folder
         missing = source.missing()
         if missing:
             raise UserError(f"{source.path}: shard {missing[0]} is not done. Resume that stage")
-        folder = ctx.folder(self.name)
         folder.path.mkdir(parents=True, exist_ok=True)
         entries = folder.path / ".entries.tmp"
         try:
-            write_entries(entries, _records(ctx, source))
-            chosen = choose(entries, ctx.cfg)
+            write_entries(entries, islice(source.records(), work.limit))
+            chosen = choose(entries, cfg)
         finally:
             entries.unlink(missing_ok=True)
-        _report_selection(chosen, ctx)
-        ranked = _ranked(_records(ctx, source), chosen.positions)
-        per_shard = ctx.cfg.run.shard_records
+        _report_selection(chosen, cfg, work.progress.print_line)
+        ranked = _ranked(islice(source.records(), work.limit), chosen.positions)
+        threshold = cfg.prefilter.min_improvement
+        per_shard = cfg.run.shard_records
         shards = max(1, -(-len(chosen.positions) // per_shard))
         for index in range(shards):
             max_chosen = None if index == shards - 1 else per_shard
-            _write_shard(ctx, folder, index, ranked, max_chosen, source.manifest_digest())
+            digest = source.manifest_digest()
+            _write_shard(folder, index, ranked, max_chosen, threshold, digest, work.progress)
         folder.set_manifest({**manifest, "shards": shards})
 
 
-def _report_selection(chosen: Chosen, ctx: StageContext) -> None:
+def _report_selection(chosen: Chosen, cfg: SynthConfig, print_line: Callable[[str], None]) -> None:
     """Report the buckets' shares, and log how many sources sampling did not improve."""
-    requested, count = ctx.cfg.data.target_examples_total, len(chosen.positions)
+    requested, count = cfg.data.target_examples_total, len(chosen.positions)
     name = SelectSources.name
     if chosen.refilled:
         short = ", ".join(
             f"{bucket} ({deficit:,} short)" for bucket, deficit in chosen.short.items()
         )
-        ctx.print_line(
+        print_line(
             f"{name}: too few sources for their share in bucket {short}: {chosen.refilled:,} of "
             "other buckets take their places"
         )
     if count < requested:
-        threshold = ctx.cfg.prefilter.min_improvement
+        threshold = cfg.prefilter.min_improvement
         condition = "" if threshold is None else f" with prefilter.min_improvement {threshold:g}"
-        ctx.print_line(
+        print_line(
             f"{name}: {count:,} sources are left{condition}: {requested - count:,} fewer than "
             "data.target_examples_total, and no bucket has more"
         )
@@ -119,15 +120,19 @@ def _report_selection(chosen: Chosen, ctx: StageContext) -> None:
 
 
 def _write_shard(
-    ctx: StageContext,
     folder: StageFolder,
     index: int,
     ranked: Iterator[tuple[Record, int | None]],
     max_chosen: int | None,
+    threshold: float | None,
     input_digest: str | None,
+    progress: StageProgress,
 ) -> None:
-    """Write records until `max_chosen` of them are chosen (None: all), and the mark."""
-    threshold = ctx.cfg.prefilter.min_improvement
+    """Write records until `max_chosen` of them are chosen (None: all), and the mark.
+
+    threshold: least improvement of a chosen one.
+    """
+    stats = progress.stats
     codes: dict[str, int] = {}
     noted: Counter[str] = Counter()
     with (
@@ -146,10 +151,10 @@ def _write_shard(
                 rejection = _not_chosen(record, threshold)
                 rejected.write(rejection.as_record(folder.name))
                 codes[rejection.reason_code] = codes.get(rejection.reason_code, 0) + 1
-            ctx.stats.records_in += 1
-            ctx.advance(1, None)
-        ctx.stats.records_out += accepted.records
-        ctx.stats.rejected.update(codes)
+            stats.records_in += 1
+            progress.advance(1, None)
+        stats.records_out += accepted.records
+        stats.rejected.update(codes)
         mark = {
             "records": accepted.records,
             "rejected": dict(sorted(codes.items())),
@@ -168,11 +173,6 @@ def _not_chosen(record: Record, threshold: float | None) -> RejectedRecord:
             record, Reason.BELOW_MIN_IMPROVEMENT, f"{improvement:.3f}, under {threshold:g}"
         )
     return RejectedRecord(record, Reason.NOT_SELECTED)
-
-
-def _records(ctx: StageContext, source: StageFolder) -> Iterator[Record]:
-    """Return the records of the previous stage, up to ctx.limit."""
-    return islice(source.records(), ctx.limit)
 
 
 def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:

@@ -1,12 +1,35 @@
-"""The locks by which several drivers of a run share its shards."""
+"""Which shards of a stage a process takes: its own, or every free one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from scorekit.locks import holder, release, try_lock
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of this process in the shards of a stage, or in the files of the corpus.
+
+    shard_id: number of this machine.
+    num_shards: number of machines.
+    takes_all: takes every free shard, not only its own, and waits for other processes.
+    """
+
+    shard_id: int = 0
+    num_shards: int = 1
+    takes_all: bool = False
+
+    def own(self, shards: int) -> range:
+        """Return the shards assigned to this process."""
+        return range(self.shard_id, shards, self.num_shards)
+
+    def candidates(self, shards: int) -> range:
+        """Return the shards that this process may take."""
+        return range(shards) if self.takes_all else self.own(shards)
 
 
 class WorkClaims:

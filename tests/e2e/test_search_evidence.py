@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from evidence.search.__main__ import running_services
+from demo.search.measured_sets import SETS, running_services
 from evidence.search.arms import ARMS, POLICY, Plan
 from evidence.search.control import random_policy
 from evidence.search.runs import Job, run_job, services_of
-from evidence.search.sets import SETS
 from testing.processes import child_environment
 
 NAME = "knows-both"  # its generator reads and knows

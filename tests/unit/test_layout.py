@@ -228,6 +228,16 @@ def test_nothing_is_built_on_tests():
     assert not wrong, "these import tests"
 
 
+def test_benchmarks_do_not_build_on_evidence():
+    wrong = [
+        str(path)
+        for package in ("bench", "demo", "testing")
+        for path in FILES[package]
+        if any(name.split(".")[0] == "evidence" for name in _imports(path))
+    ]
+    assert not wrong, "these import evidence"
+
+
 def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 

@@ -59,3 +59,12 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows as JSON lines."""
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text(text, encoding="utf-8")
+
+
+def write_questions(path: Path, every: int, seed: int) -> set[str]:
+    """Write every n-th of the demo's questions, 15 % with a wrong reference; return the ids of
+    those.
+    """
+    planted_rows, wrong = plant(read_rows()[::every], Reader(), seed)
+    write_rows(path, [row | {"alternatives": {}} for row in planted_rows])
+    return wrong

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bench.common import RESULTS
+from demo.search.measured_sets import HELD_OUT, SETS
 from evidence.phases.report import (
     BEGIN,
     END,
@@ -20,7 +21,6 @@ from evidence.phases.report import (
 )
 from evidence.phases.runs import ARMS, CONFIGS, START, Plan, make_plan
 from evidence.search.arms import YARDSTICK
-from evidence.search.sets import HELD_OUT, SETS
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig

@@ -13,6 +13,7 @@ from bench.common import RESULTS
 from demo.search.generator import NAME as READING
 from demo.search.loop.knowing import NAME as KNOWING
 from demo.search.loop.knowing import KnowingAnswerer, is_known
+from demo.search.measured_sets import HELD_OUT, SETS
 from evidence.search.arms import ARMS, COMMON, CONFIG, Plan, make_plan
 from evidence.search.control import by_chance, by_row, deal, dealing
 from evidence.search.report import (
@@ -26,7 +27,6 @@ from evidence.search.report import (
     verdicts,
 )
 from evidence.search.runs import Job, measured_path, services_of, start_path
-from evidence.search.sets import HELD_OUT, SETS
 from evidence.search.summary import FIGURES, changes, summarise
 from scorekit.config import load_config
 from trainer.rl.rollout import Rollout

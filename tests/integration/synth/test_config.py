@@ -20,8 +20,6 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
 from synth.execution.services import open_clients
-from synth.execution.stage import StageContext
-from synth.execution.stage_start import prepare_stage
 from synth.record import RejectedRecord, source_id
 from synth.run import RunOptions, run_stages
 from synth.sources.madlad import hub_pattern
@@ -36,6 +34,7 @@ from synth.storage.store import StageFolder
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI
 from testing.servers import free_port, running_service, wait_until
+from tests.kits.synth.driver import prepared
 
 SEED = Path(__file__).parents[3] / "configs/synth/seed.yaml"
 SOURCE = "이것은 번역할 한국어 문장입니다. 두 번째 문장도 있습니다."
@@ -92,10 +91,11 @@ def base(tmp_path, corpus, servers):
 
 def the_sample(cfg, servers):
     """Return the sources that the first stage samples, with the settings that it records."""
-    ctx, stage = StageContext(cfg, cfg.run.out_dir), SampleSources()
-    stage.run(ctx, prepare_stage(stage, [], ctx))
+    stage = SampleSources()
+    manifest, work = prepared(stage, cfg)
+    stage.run(work, manifest)
     assert (cfg.run.out_dir / "sampled_sources.parquet").exists()
-    records = list(ctx.folder(stage.name).records())
+    records = list(work.folder.records())
     return [(r["source_text"], r["source_type"], r["length_bucket_id"]) for r in records]
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from synth.config import PART, SynthConfig
 from synth.execution.clients import EASY
 from synth.execution.driver import run_map_stage
-from synth.execution.stage import MapStage, StageContext
+from synth.execution.stage import MapStage, Stage, StageProgress, StageWork
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.stages.table import ORDER
+from synth.storage.shares import Share
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of
 
 STAGES = ORDER[1:5]
@@ -83,17 +84,54 @@ def write_sources(out_dir: Path, texts: Sequence[str], per_shard: int = 8) -> No
 TEXTS = [f"Sentence number {i} is to be translated." for i in range(20)]
 
 
-def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[StageContext]:
-    contexts = []
+def stage_work(
+    stage: Stage,
+    cfg: SynthConfig,
+    *,
+    limit: int | None = None,
+    shard_id: int = 0,
+    num_shards: int = 1,
+    share: bool = False,
+    give_up: bool = False,
+    **progress: Any,
+) -> StageWork:
+    """Return the work of a process on a stage. progress: fields of `StageProgress`."""
+    out_dir = cfg.run.out_dir
+    return StageWork(
+        cfg,
+        StageFolder(out_dir, stage.name),
+        (out_dir,),
+        limit=limit,
+        share=Share(shard_id, num_shards, share),
+        give_up=give_up,
+        progress=StageProgress(**progress),
+    )
+
+
+def prepared(
+    stage: Stage,
+    cfg: SynthConfig,
+    later: Sequence[Stage] = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    **options: Any,
+) -> tuple[dict[str, Any], StageWork]:
+    """Return the manifest of a stage that is to run, and its work. options: of `stage_work`."""
+    work = stage_work(stage, cfg, **options)
+    return prepare_stage(stage, later, work, resume=resume, overwrite=overwrite), work
+
+
+def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[StageProgress]:
+    progresses = []
     for stage in stages:
-        ctx = StageContext(cfg, cfg.run.out_dir, **options)
-        manifest = prepare_stage(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
+        manifest, work = prepared(stage, cfg, STAGES[STAGES.index(stage) + 1 :], **options)
         if isinstance(stage, MapStage):
-            asyncio.run(run_map_stage(stage, manifest, ctx))
-        elif not ctx.folder(stage.name).done():
-            stage.run(ctx, manifest)
-        contexts.append(ctx)
-    return contexts
+            asyncio.run(run_map_stage(stage, manifest, work))
+        elif not work.folder.done():
+            stage.run(work, manifest)
+        progresses.append(work.progress)
+    return progresses
 
 
 def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:

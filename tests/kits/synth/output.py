@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ from rich.console import Console, RenderableType
 
 from synth.config import SynthConfig
 from synth.execution.driver import run_map_stage
-from synth.execution.stage import GlobalStage, StageContext
-from synth.execution.stage_start import prepare_stage
+from synth.execution.stage import GlobalStage, StageProgress
 from synth.record import source_id
+from synth.report.views import write_stats, write_views
 from synth.stages.table import ORDER, map_stage
+from synth.storage.stats import StageStats
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
+from tests.kits.synth.driver import prepared
 
 ROOT = Path(__file__).parents[3]
 
@@ -171,19 +173,31 @@ def _cut(records: Sequence[Record], size: int = 4) -> list[Sequence[Record]]:
     return [records[i : i + size] for i in range(0, len(records), size)]
 
 
-def run_filter(cfg: SynthConfig, **more: Any) -> StageContext:
-    ctx = StageContext(cfg, cfg.run.out_dir, **more)
+def run_filter(cfg: SynthConfig, **more: Any) -> StageProgress:
     stage = map_stage("format_filter")
-    asyncio.run(run_map_stage(stage, prepare_stage(stage, [ORDER[-1]], ctx), ctx))
-    return ctx
+    manifest, work = prepared(stage, cfg, [ORDER[-1]], **more)
+    asyncio.run(run_map_stage(stage, manifest, work))
+    return work.progress
 
 
-def run_export(cfg: SynthConfig, **more: Any) -> StageContext:
-    ctx = StageContext(cfg, cfg.run.out_dir, **more)
+def run_export(cfg: SynthConfig, **more: Any) -> StageProgress:
     stage = ORDER[-1]
     assert isinstance(stage, GlobalStage)
-    stage.run(ctx, prepare_stage(stage, [], ctx))
-    return ctx
+    manifest, work = prepared(stage, cfg, **more)
+    stage.run(work, manifest)
+    return work.progress
+
+
+def views_of(
+    cfg: SynthConfig, stage: str, print_line: Callable[[str], None] = lambda line: None
+) -> list[Path]:
+    """Write the views of a stage as a run does."""
+    return write_views(StageFolder(cfg.run.out_dir, stage), cfg.run.view_records, print_line)
+
+
+def stats_of(cfg: SynthConfig, stage: str, stats: StageStats | None = None) -> dict[str, Any]:
+    """Write stats.json after a stage as a run does."""
+    return write_stats(cfg, StageFolder(cfg.run.out_dir, stage), stats or StageStats())
 
 
 def train(cfg: SynthConfig) -> list[Record]:

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
-from synth.execution.stage import StageContext
-from synth.execution.stage_start import prepare_stage
 from synth.stages.sample_sources import SampleSources
 from synth.storage.store import Record, StageFolder, digest_file
+from tests.kits.synth.driver import prepared
 
 MADLAD = Path(__file__).parents[2] / "data/madlad"
 
@@ -41,10 +40,10 @@ def config(out_dir: Path, files: Iterable[str] = (V1,), **sections: Any) -> Synt
 
 def run(cfg: SynthConfig, **more: Any) -> StageFolder:
     """Run the stage as the driver does, and return its folder."""
-    ctx = StageContext(cfg, Path(cfg.run.out_dir), **more)
     stage = SampleSources()
-    stage.run(ctx, prepare_stage(stage, [], ctx))
-    return ctx.folder(stage.name)
+    manifest, work = prepared(stage, cfg, **more)
+    stage.run(work, manifest)
+    return work.folder
 
 
 def records(cfg: SynthConfig, **more: Any) -> list[Record]:

@@ -10,11 +10,9 @@ from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
 from synth.execution.processes import run_map_stage_on_processes
-from synth.execution.stage import StageContext
-from synth.execution.stage_start import prepare_stage
 from testing.servers import running_app, wait_ready
 from tests.kits.spawned import forked_workers
-from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
+from tests.kits.synth.driver import STAGES, TEXTS, config, output, prepared, write_sources
 
 AWAY = "MetricX does not answer: it is asked again, for 900 s"
 BACK = "MetricX answers again"
@@ -46,10 +44,9 @@ def test_metricx_that_stays_away_is_told_once_when_it_goes_and_when_it_is_back(
         wait_ready(url)
         write_sources(tmp_path, TEXTS)
         cfg = config(tmp_path, teacher, SimpleNamespace(url=url))
-        ctx = StageContext(cfg, tmp_path, print_line=lines.append)
-        manifest = prepare_stage(STAGES[0], [], ctx)
+        manifest, work = prepared(STAGES[0], cfg, print_line=lines.append)
         with forked_workers("synth"):
-            run_map_stage_on_processes(STAGES[0], manifest, ctx, processes)
+            run_map_stage_on_processes(STAGES[0], manifest, work, processes)
     assert lines == [AWAY, BACK]
     stage = STAGES[0].name
     before = {key: content for key, content in output(undisturbed).items() if key[0] == stage}
@@ -62,9 +59,9 @@ def test_a_teacher_that_goes_away_is_told_too(tmp_path, teacher, metricx, monkey
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx, teacher__wait_for_server_s=60)
     teacher.fail("close", times=30)
-    ctx = StageContext(cfg, tmp_path, print_line=lines.append)
-    run_map_stage_on_processes(STAGES[0], prepare_stage(STAGES[0], [], ctx), ctx, 1)
-    assert ctx.stats.records_out == len(TEXTS)
+    manifest, work = prepared(STAGES[0], cfg, print_line=lines.append)
+    run_map_stage_on_processes(STAGES[0], manifest, work, 1)
+    assert work.progress.stats.records_out == len(TEXTS)
     assert set(lines) <= {
         "the teacher does not answer: it is asked again, for 60 s",
         "the teacher answers again",

@@ -233,14 +233,14 @@ def test_a_source_whose_outputs_are_all_kept_back_has_a_reason_of_its_own(
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:2])
     teacher.finish_reason = "content_filter"
-    ctx = run(cfg, stages=STAGES[2:])[-1]
-    assert ctx.stats.rejected == {"content_filter": 2} and ctx.stats.records_out == 0
+    progress = run(cfg, stages=STAGES[2:])[-1]
+    assert progress.stats.rejected == {"content_filter": 2} and progress.stats.records_out == 0
     early = tmp_path / "early"
     write_sources(early, TEXTS[2:4])
     cfg = config(early, teacher, metricx)
     teacher.finish_reason = "content_filter"
-    ctx = run(cfg, stages=STAGES[:1])[0]
-    assert ctx.stats.rejected == {"greedy_content_filter": 2}
+    progress = run(cfg, stages=STAGES[:1])[0]
+    assert progress.stats.rejected == {"greedy_content_filter": 2}
 
 
 def test_what_ended_in_another_way_is_no_candidate(tmp_path, teacher, metricx):

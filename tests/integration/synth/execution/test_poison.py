@@ -122,5 +122,5 @@ def test_many_pairs_that_the_judges_llm_cannot_bear_stay_open_and_can_be_given_u
             ScorekitError, match="the judge failed 3 requests in a row"
         )
         llm.well()
-        ctx = output_kit.run_filter(cfg, resume=True, give_up=True)
-    assert ctx.stats.rejected.total() == 10
+        progress = output_kit.run_filter(cfg, resume=True, give_up=True)
+    assert progress.stats.rejected.total() == 10

@@ -14,13 +14,12 @@ import yaml
 
 from scorekit.errors import UserError
 from synth.execution.processes import run_map_stage_on_processes
-from synth.execution.stage import StageContext, StageIncomplete
-from synth.execution.stage_start import prepare_stage
+from synth.execution.stage import StageIncomplete
 from synth.storage.stats import process_stats
 from testing.servers import PATIENCE_S, wait_until
 from tests.kits import forked
 from tests.kits.spawned import forked_workers
-from tests.kits.synth.driver import STAGES, config, is_paid, output, run, write_sources
+from tests.kits.synth.driver import STAGES, config, is_paid, output, prepared, run, write_sources
 from tests.kits.unwritable import Pipeline, full_device
 
 STAGE = STAGES[0]
@@ -37,11 +36,11 @@ def alone(tmp_path_factory, teacher, metricx):
 
 
 def start(cfg, **options):
-    """Run the prefilter with two processes, and return the context of the call."""
-    ctx = StageContext(cfg, cfg.run.out_dir, share=True, **options)
+    """Run the prefilter with two processes, and return its work."""
+    manifest, work = prepared(STAGE, cfg, share=True, **options)
     with forked_workers("synth"):
-        run_map_stage_on_processes(STAGE, prepare_stage(STAGE, [], ctx), ctx, 2)
-    return ctx
+        run_map_stage_on_processes(STAGE, manifest, work, 2)
+    return work
 
 
 def of_stage(out_dir):
@@ -58,14 +57,14 @@ def test_two_processes_make_the_same_bytes_within_one_budget(
     cfg = config(tmp_path, teacher, metricx)
     teacher.forget()
     seen = []
-    ctx = start(cfg, advance=lambda done, total: seen.append((done, total)))
+    work = start(cfg, advance=lambda done, total: seen.append((done, total)))
     assert of_stage(tmp_path) == alone
     assert teacher.peak_requests <= cfg.teacher.max_concurrency
     assert seen[0] == (0, 160) and sum(done for done, _ in seen) == 160
-    assert (ctx.stats.records_in, ctx.stats.records_out) == (160, 160)
-    stats = process_stats(ctx.folder(STAGE.name))
+    assert (work.progress.stats.records_in, work.progress.stats.records_out) == (160, 160)
+    stats = process_stats(work.folder)
     assert stats["processes"] == 2 and stats["teacher"]["requests"] == 320
-    assert stats["teacher"] == ctx.stats.teacher
+    assert stats["teacher"] == work.progress.stats.teacher
 
 
 def test_the_shards_of_a_process_that_dies_are_taken_over(

@@ -10,8 +10,7 @@ import pytest
 from scorekit.errors import ServiceUnreachable, UserError
 from synth.config import answers_place
 from synth.execution.cluster import run_map_stage_on_ray, shared_budget, with_absolute_answers
-from synth.execution.stage import MapStage, StageContext
-from synth.execution.stage_start import prepare_stage
+from synth.execution.stage import MapStage
 from synth.preflight import check_run
 from synth.run import RunOptions
 from testing.servers import PATIENCE_S, wait_until
@@ -22,6 +21,7 @@ from tests.kits.synth.driver import (
     count_repeated_requests,
     most_in_flight,
     output,
+    prepared,
     write_sources,
 )
 
@@ -46,13 +46,12 @@ def test_a_ray_cluster_makes_the_same_bytes(
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     for stage in STAGES:
-        ctx = StageContext(cfg, tmp_path)
-        manifest = prepare_stage(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
+        manifest, work = prepared(stage, cfg, STAGES[STAGES.index(stage) + 1 :])
         if isinstance(stage, MapStage):
-            run_map_stage_on_ray(stage, manifest, ctx)
+            run_map_stage_on_ray(stage, manifest, work)
         else:
-            stage.run(ctx, manifest)
-        assert ctx.stats.records_out > 0
+            stage.run(work, manifest)
+        assert work.progress.stats.records_out > 0
     assert output(tmp_path) == output(undisturbed)
 
 
@@ -83,11 +82,11 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
     cluster, nodes = two_nodes
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)  # 8 requests in flight, 4 a node
-    stage, ctx = STAGES[0], StageContext(cfg, tmp_path)
+    stage = STAGES[0]
     teacher.forget()
     teacher.hang = True
-    work = (stage, prepare_stage(stage, [], ctx), ctx)
-    working = threading.Thread(target=run_map_stage_on_ray, args=work)
+    manifest, work = prepared(stage, cfg)
+    working = threading.Thread(target=run_map_stage_on_ray, args=(stage, manifest, work))
     working.start()
     try:
         wait_until(lambda: teacher.in_flight == 8)  # both nodes work
@@ -96,7 +95,8 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
     finally:
         teacher.well()
         working.join(PATIENCE_S)
-    assert (ctx.stats.records_in, ctx.stats.records_out) == (20, 20)
+    stats = work.progress.stats
+    assert (stats.records_in, stats.records_out) == (20, 20)
     assert (
         count_repeated_requests(teacher.requests) <= most_in_flight(shared_budget(cfg, 2), 1) == 4
     )
@@ -113,8 +113,7 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
     stage = STAGES[0]
 
     def start(cfg, **options):
-        ctx = StageContext(cfg, tmp_path, **options)
-        run_map_stage_on_ray(stage, prepare_stage(stage, [], ctx), ctx)
+        run_map_stage_on_ray(stage, *prepared(stage, cfg, **options))
 
     cfg = config(tmp_path, teacher, metricx)
     teacher.fail(503, times=None)

@@ -14,10 +14,8 @@ from rich.console import Console
 
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from synth.execution.stage import StageContext
 from synth.report.estimate import Rates, estimate, plan, status
 from synth.report.page import write_report
-from synth.report.views import write_stats, write_views
 from synth.storage.distributions import Distribution
 from synth.storage.stats import Exporter, StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_records
@@ -29,7 +27,9 @@ from tests.kits.synth.output import (
     make_run,
     run_export,
     run_filter,
+    stats_of,
     train,
+    views_of,
     write_stage,
 )
 
@@ -41,9 +41,9 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
     with running_judge() as url:
         judge = {"enabled": True, "url": url}
         cfg = config(tmp_path, filters={"llm_judge": judge, "rule_based": False})
-        ctx = run_filter(cfg)
-    assert ctx.stats.judge.samples == 10
-    assert ctx.stats.rejected == {"judge:meta_phrase": 2}
+        progress = run_filter(cfg)
+    assert progress.stats.judge.samples == 10
+    assert progress.stats.rejected == {"judge:meta_phrase": 2}
     first_record = next(StageFolder(tmp_path, "format_filter").records())
     assert first_record["filters"] == {
         "passed": [],
@@ -69,9 +69,8 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
 
 def test_views_join_the_shards_in_order(done):
     out_dir = done.run.out_dir
-    ctx = StageContext(done, out_dir)
     for stage in ("prefilter_score", "score_select_best", "format_filter"):
-        write_views(ctx, stage)
+        views_of(done, stage)
     prefiltered = list(read_records(out_dir / "prefilter_candidates.jsonl"))
     assert prefiltered == list(StageFolder(out_dir, "prefilter_score").records())
     assert len(list(read_records(out_dir / "final_candidates_topk.jsonl"))) == 10
@@ -83,7 +82,7 @@ def test_views_join_the_shards_in_order(done):
         ("format_filter", "meta_phrase"),
     ]
     before = (out_dir / "rejected.jsonl").read_bytes()
-    write_views(ctx, "format_filter")
+    views_of(done, "format_filter")
     assert (out_dir / "rejected.jsonl").read_bytes() == before
     assert not list(out_dir.glob(".*.tmp"))
 
@@ -91,7 +90,7 @@ def test_views_join_the_shards_in_order(done):
 def test_stored_candidates_stay_out_of_the_view_of_the_best(done):
     folder = StageFolder(done.run.out_dir, "score_select_best")
     write_stage(folder, [[{**r, "candidates": [1, 2]} for r in folder.records()]])
-    write_views(StageContext(done, done.run.out_dir), "score_select_best")
+    views_of(done, "score_select_best")
     view = read_records(done.run.out_dir / "final_candidates_topk.jsonl")
     assert all("topk" in record and "candidates" not in record for record in view)
 
@@ -99,8 +98,8 @@ def test_stored_candidates_stay_out_of_the_view_of_the_best(done):
 def test_no_view_of_a_stage_of_which_shards_are_missing(tmp_path):
     cfg = config(tmp_path)
     make_run(tmp_path)
-    ctx = run_filter(cfg, num_shards=2)
-    assert write_views(ctx, "format_filter") == []
+    run_filter(cfg, num_shards=2)
+    assert views_of(cfg, "format_filter") == []
     assert not (tmp_path / "rejected.jsonl").exists()
 
 
@@ -111,10 +110,10 @@ def test_stats_count_records_by_marks_and_add_up_what_processes_called(done):
     killed.judge.requests, killed.judge.samples, killed.records_in = 3, 30, 5
     killed.teacher = {"requests": 4, "retries": 1, "failures": 0, "completion_tokens": 90}
     killed.flush(folder, every_s=0)
-    ctx = StageContext(done, out_dir)
-    ctx.stats.judge.requests = 2
-    ctx.stats.teacher = {"requests": 6, "retries": 0, "failures": 2, "completion_tokens": 10}
-    stats = write_stats(ctx, "format_filter")
+    called = StageStats()
+    called.judge.requests = 2
+    called.teacher = {"requests": 6, "retries": 0, "failures": 2, "completion_tokens": 10}
+    stats = stats_of(done, "format_filter", called)
     assert stats == json.loads((out_dir / "stats.json").read_text())
     stage = stats["stages"]["format_filter"]
     assert (stage["records_in"], stage["records_out"], stage["rejected"]) == (
@@ -147,9 +146,7 @@ def test_a_judge_that_failed_is_counted_apart_among_the_kept(done):
     records[0]["filters"]["judge"] = {"error": "upstream"}
     records[1]["filters"]["judge"] = {"pass": True, "reason_code": "ok", "notes": ""}
     write_stage(folder, [records], [{**records[0], "reason_code": "judge_error:timeout"}])
-    stage = write_stats(StageContext(done, done.run.out_dir), "format_filter")["stages"][
-        "format_filter"
-    ]
+    stage = stats_of(done, "format_filter")["stages"]["format_filter"]
     assert stage["rejected"] == {"judge_error:timeout": 1}
     assert stage["distributions"]["judge"] == {"error:upstream": 1, "not asked": 6, "pass": 1}
     run_export(done, overwrite=True)
@@ -179,11 +176,10 @@ def test_a_spread_of_nothing_is_nothing():
 
 
 def test_a_stage_that_was_made_anew_is_read_anew(done):
-    ctx = StageContext(done, done.run.out_dir)
-    write_stats(ctx, "format_filter")
+    stats_of(done, "format_filter")
     folder = StageFolder(done.run.out_dir, "format_filter")
     write_stage(folder, [list(folder.records())[:2]])
-    stages = write_stats(ctx, "format_filter")["stages"]
+    stages = stats_of(done, "format_filter")["stages"]
     assert stages["format_filter"]["distributions"]["target_chars"]["n"] == 2
 
 
@@ -234,7 +230,7 @@ def test_prometheus_sees_the_stage_at_work_on_loopback_only():
 
 
 def test_the_report_shows_funnel_reasons_pictures_and_pairs(done, charts):
-    write_stats(StageContext(done, done.run.out_dir), "format_filter")
+    stats_of(done, "format_filter")
     page = write_report(done.run.out_dir).read_text()
     assert page == write_report(done.run.out_dir).read_text()
     assert page.count("<svg") == 6
@@ -273,9 +269,9 @@ def test_status_tells_shards_counts_and_the_time_left(tmp_path):
         status(tmp_path)
     cfg = config(tmp_path)
     make_run(tmp_path)
-    ctx = run_filter(cfg, num_shards=3)
-    ctx.stats.began, ctx.stats.started = ctx.stats.began - 8, ctx.stats.started - 8
-    ctx.stats.flush(ctx.folder("format_filter"), every_s=0)
+    stats = run_filter(cfg, num_shards=3).stats
+    stats.began, stats.started = stats.began - 8, stats.started - 8
+    stats.flush(StageFolder(cfg.run.out_dir, "format_filter"), every_s=0)
     lines = {
         line.split("│")[1].strip(): line
         for line in _printed_text(status(tmp_path)).splitlines()

@@ -10,11 +10,18 @@ import re
 import pytest
 
 from scorekit.config import save_config
-from synth.execution.stage import StageContext
 from synth.report.page import Smallest, pick_examples, write_report
-from synth.report.views import write_stats
+from synth.storage.stats import StageStats
 from synth.storage.store import StageFolder
-from tests.kits.synth.output import HOSTILE, config, make_run, run_export, run_filter, write_stage
+from tests.kits.synth.output import (
+    HOSTILE,
+    config,
+    make_run,
+    run_export,
+    run_filter,
+    stats_of,
+    write_stage,
+)
 
 
 @pytest.fixture
@@ -41,10 +48,10 @@ def done(tmp_path):
 
 def page_of(cfg, **stats):
     """Return the page without its tags, and the page itself."""
-    ctx = StageContext(cfg, cfg.run.out_dir)
+    called = StageStats()
     for name, value in stats.items():
-        setattr(ctx.stats, name, value)
-    write_stats(ctx, "format_filter")
+        setattr(called, name, value)
+    stats_of(cfg, "format_filter", called)
     page = write_report(cfg.run.out_dir).read_text()
     body = page[page.index("<body>") :]
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split()), page

@@ -9,15 +9,15 @@ import pytest
 from scorekit.errors import UserError
 from synth.cost import Cost
 from synth.execution.driver import run_map_stage
-from synth.execution.stage import MapStage, StageContext
-from synth.execution.stage_start import prepare_stage
+from synth.execution.stage import MapStage
 from synth.record import KeptRecord, RejectedRecord
 from synth.report.estimate import estimate, plan, status
 from synth.report.page import write_report
-from synth.report.views import write_stats, write_views
+from synth.report.views import write_stats
 from synth.stages.table import BY_NAME, ORDER, in_order, named
 from synth.storage.distributions import Distribution, DistributionChart
-from tests.kits.synth.output import config, make_run, printed
+from tests.kits.synth.driver import prepared
+from tests.kits.synth.output import config, make_run, printed, views_of
 
 
 class CountWords(MapStage):
@@ -64,12 +64,12 @@ def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(
     make_run(tmp_path)
     assert "–" in rows(printed(status(tmp_path, stages)), toy.name)[0]
 
-    ctx = StageContext(cfg, tmp_path)
-    asyncio.run(run_map_stage(toy, prepare_stage(toy, stages[6:], ctx), ctx))
-    stats = write_stats(ctx, toy.name)
+    manifest, work = prepared(toy, cfg, stages[6:])
+    asyncio.run(run_map_stage(toy, manifest, work))
+    stats = write_stats(cfg, work.folder, work.progress.stats)
     assert stats["stages"][toy.name]["distributions"]["words"]["n"] == 10
 
-    assert write_views(ctx, toy.name)[0] == tmp_path / "counted.jsonl"
+    assert views_of(cfg, toy.name)[0] == tmp_path / "counted.jsonl"
     assert len((tmp_path / "counted.jsonl").read_text().splitlines()) == 10
     assert "done" in rows(printed(status(tmp_path, stages)), toy.name)[0]
     counts, hours = rows(printed(estimate(cfg, stages=stages)), toy.name)[:2]

@@ -13,7 +13,6 @@ from demo.madlad_shard import documents
 from scorekit.config import load_config
 from synth.__main__ import app
 from synth.config import SynthConfig
-from synth.execution.stage import StageContext
 from synth.export.manifest import corpus
 from synth.report.page import write_report
 from synth.storage.store import StageFolder
@@ -49,7 +48,7 @@ def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
     stats = json.loads((tmp_path / "run/stats.json").read_bytes())["stages"]["sample_sources"]
     assert stats["unreadable"] == {"broken_json": 1, "no_text": 1}
     cfg = load_config(SynthConfig, tmp_path / "c.yaml")
-    corpus_stats = corpus(StageContext(cfg, cfg.run.out_dir), "sample_sources")
+    corpus_stats = corpus([cfg.run.out_dir], "sample_sources")
     assert corpus_stats["unreadable"] == stats["unreadable"] and corpus_stats["documents"] == 6
     page = write_report(tmp_path / "run").read_text()
     assert "broken_json" in page and "line 7" in page

@@ -11,8 +11,6 @@ import pytest
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
 from synth.config import DataConfig
-from synth.execution.stage import StageContext
-from synth.execution.stage_start import prepare_stage
 from synth.sources.madlad import (
     REVISION,
     SourceFile,
@@ -23,6 +21,7 @@ from synth.sources.madlad import (
 )
 from synth.stages.sample_sources import SampleSources
 from synth.storage.store import digest_file
+from tests.kits.synth.driver import prepared
 from tests.kits.synth.sample_sources import (
     V1,
     V15,
@@ -93,16 +92,16 @@ def test_bucket_quotas_are_met_and_what_is_lacking_is_refilled(tmp_path):
 
 
 def test_what_goes_in_is_sampled_or_rejected_with_a_code(tmp_path):
-    ctx = StageContext(config(tmp_path), tmp_path)
     stage = SampleSources()
-    stage.run(ctx, prepare_stage(stage, [], ctx))
-    stage_counts = counts(ctx.folder(stage.name))
+    manifest, work = prepared(stage, config(tmp_path))
+    stage.run(work, manifest)
+    stats, stage_counts = work.progress.stats, counts(work.folder)
     assert stage_counts["pieces"] == stage_counts["sampled"] + sum(
         stage_counts["rejected"].values()
     )
     assert {"too_short", "noise_code", "not_sampled"} <= set(stage_counts["rejected"])
     assert stage_counts["documents"] == 24 and stage_counts["sampled"] == 120
-    assert (ctx.stats.records_in, ctx.stats.records_out) == (stage_counts["pieces"], 120)
+    assert (stats.records_in, stats.records_out) == (stage_counts["pieces"], 120)
     assert sum(map(sum, stage_counts["by_bucket"].values())) == 120
 
 

@@ -10,7 +10,6 @@ import os
 import pytest
 
 from scorekit.errors import UserError
-from synth.execution.stage import StageContext
 from synth.sources import ingest
 from synth.sources.ingest import Ingest
 from synth.sources.parts import Part, PartWriter
@@ -117,7 +116,7 @@ def test_a_run_that_is_killed_while_it_merges_merges_again(commits, tmp_path):
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
     killed_run(cfg, ShardWriter, "commit", commits)
-    assert StageContext(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
+    assert StageFolder(tmp_path / "killed", "sample_sources").shards() is None
     run(cfg, resume=True)
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 

@@ -12,12 +12,11 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.execution.stage import StageContext
-from synth.execution.stage_start import prepare_stage
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder
 from tests.kits import forked
+from tests.kits.synth.driver import prepared
 from tests.kits.synth.output import config as output_config
 from tests.kits.synth.output import make_run, run_filter
 from tests.kits.synth.sample_sources import config, counts, run, shards, tree
@@ -142,4 +141,4 @@ def test_translations_of_an_evaluation_set_are_left_out(tmp_path):
     assert rejected["reason"] == "is wmt.txt line 1"
     evaluation.write_text("Something else.\n")
     with pytest.raises(UserError, match="decontaminate was"):
-        prepare_stage(BY_NAME["format_filter"], [], StageContext(cfg, cfg.run.out_dir, resume=True))
+        prepared(BY_NAME["format_filter"], cfg, resume=True)

@@ -10,12 +10,19 @@ import pytest
 import synth.execution.clients
 from scorekit.errors import ScorekitError, UserError
 from synth.report.page import write_report
-from synth.report.views import write_stats
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder, read_records
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI
-from tests.kits.synth.output import config, make_run, run_export, run_filter, train, write_stage
+from tests.kits.synth.output import (
+    config,
+    make_run,
+    run_export,
+    run_filter,
+    stats_of,
+    train,
+    write_stage,
+)
 
 ROOT = Path(__file__).parents[4]
 HOLIDAY = (
@@ -73,18 +80,18 @@ def outcomes(cfg):
 def test_a_judge_decides_about_doubts_and_the_report_counts_them(tmp_path, llm):
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
         cfg = filtered(tmp_path, {"enabled": True, "url": url})
-        ctx = run_filter(cfg)
+        progress = run_filter(cfg)
     assert outcomes(cfg) == (
         [HOLIDAY[0], FINE[0]],
         {WRONG[0]: "doubt_refused:numbers_missing", SURE[0]: "numbers_missing"},
     )
-    assert ctx.stats.judge.samples == 3  # a certain case costs no verdict
+    assert progress.stats.judge.samples == 3  # a certain case costs no verdict
     counts = count_stage(StageFolder(tmp_path, "format_filter"))
     assert counts.told == {"doubt_passed:numbers_missing": 1}
     holiday, fine = StageFolder(tmp_path, "format_filter").records()
     assert holiday["filters"]["doubtful"] == {"numbers_missing": "12, 25"}
     assert "doubtful" not in fine["filters"]
-    write_stats(ctx, "format_filter")
+    stats_of(cfg, "format_filter", progress.stats)
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert page.count("doubt_passed:numbers_missing") and "the judge refused it" in page
     run_export(cfg)

@@ -19,8 +19,8 @@ from scorekit.locks import hold_locks, try_lock
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
 from synth.execution.driver import run_map_stage
-from synth.execution.stage import StageContext, StageIncomplete
-from synth.execution.stage_start import clear, prepare_stage
+from synth.execution.stage import StageIncomplete
+from synth.execution.stage_start import clear, requested_manifest
 from synth.pairs import write_dataset
 from synth.run import RunOptions, run_stages
 from synth.stages.sample_sources import SampleSources
@@ -37,6 +37,7 @@ from tests.kits.synth.driver import (
     config,
     korean,
     output,
+    prepared,
     records,
     run,
     write_sources,
@@ -135,7 +136,7 @@ def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teach
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     folder = StageFolder(tmp_path, "sample_sources")
-    manifest = prepare_stage(SampleSources(), [], StageContext(cfg, tmp_path / "new"))
+    manifest = requested_manifest(SampleSources(), cfg, (tmp_path / "new",), None)
     folder.set_manifest({**manifest, "shards": folder.shards()})
     parts = folder.path / "parts"
     parts.mkdir()
@@ -152,7 +153,7 @@ def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
     output_kit.run_export(cfg)
     view = tmp_path / "final_candidates_topk.jsonl"
     view.write_text("")
-    clear(StageContext(cfg, tmp_path), ORDER[3], ORDER[4:])
+    clear(tmp_path, ORDER[3], ORDER[4:])
     assert not (tmp_path / "export").exists() and not view.exists()
     assert {path.name for path in tmp_path.glob("stages/*")} == {
         "sample_sources",
@@ -178,7 +179,7 @@ def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("scorekit.files.shutil.rmtree", die)
-        prepare_stage(STAGES[2], [], StageContext(hotter, tmp_path, overwrite=True))
+        prepared(STAGES[2], hotter, overwrite=True)
     run(hotter, stages=STAGES[2:3], resume=True)
     fresh = tmp_path / "fresh"
     write_sources(fresh, TEXTS)
@@ -231,20 +232,20 @@ def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:2])
-    stage, ctx = STAGES[0], StageContext(cfg, tmp_path, resume=True)
-    manifest = prepare_stage(stage, [], ctx)
-    clear(ctx, STAGES[0], [STAGES[1]])  # another process's --overwrite
-    asyncio.run(run_map_stage(stage, manifest, ctx))
+    stage = STAGES[0]
+    manifest, work = prepared(stage, cfg, resume=True)
+    clear(tmp_path, STAGES[0], [STAGES[1]])  # another process's --overwrite
+    asyncio.run(run_map_stage(stage, manifest, work))
     assert StageFolder(tmp_path, "prefilter_score").done()
     run(cfg, stages=STAGES[1:2])
-    manifest = prepare_stage(STAGES[2], [], ctx)
-    clear(ctx, STAGES[0], [STAGES[1]])
+    manifest, work = prepared(STAGES[2], cfg, resume=True)
+    clear(tmp_path, STAGES[0], [STAGES[1]])
     with pytest.raises(UserError, match="Run --stage select_sources first"):
-        asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
+        asyncio.run(run_map_stage(STAGES[2], manifest, work))
     cfg.prefilter.rank_by = "overall"
     run(cfg, stages=STAGES[:2])
     with pytest.raises(UserError, match="another process has cleared it"):
-        asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
+        asyncio.run(run_map_stage(STAGES[2], manifest, work))
 
 
 def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):
@@ -372,8 +373,8 @@ def test_a_judge_whose_llm_is_away_for_a_while_rejects_nothing(judged):
     cfg, llm = judged
     cfg.teacher.retry.backoff_s = [0.02] * 60  # longer than any sample can fail
     llm.fail(503, times=45)
-    ctx = output_kit.run_filter(cfg)
-    assert ctx.stats.records_out == 10 and not ctx.stats.rejected
+    progress = output_kit.run_filter(cfg)
+    assert progress.stats.records_out == 10 and not progress.stats.rejected
 
 
 def test_a_judge_whose_llm_stays_away_stops_the_run_and_is_asked_again(judged, monkeypatch):

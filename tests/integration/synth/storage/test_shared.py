@@ -17,9 +17,9 @@ from scorekit.files import write_atomic
 from scorekit.locks import hold_locks, holder
 from scorekit.net.retry import Deadline
 from synth.__main__ import app
-from synth.execution.stage import StageContext
+from synth.execution.stage import StageProgress
 from synth.log import log_to
-from synth.run import run_stage
+from synth.run import RunOptions, run_stage
 from synth.stages.table import BY_NAME
 from synth.storage.store import ShardWriter, StageFolder, read_records
 from testing.corpus import write_corpus
@@ -63,9 +63,8 @@ def test_who_waits_for_a_process_that_was_stopped_says_so(
             process.send_signal(signal.SIGKILL)
             process.wait()
 
-    run_stage(
-        "sample_sources", StageContext(cfg, cfg.run.out_dir, share=True, print_line=print_line)
-    )
+    options = RunOptions(("sample_sources",))
+    run_stage("sample_sources", cfg, options, StageProgress(print_line=print_line))
     assert folder.done()
     (line,) = lines
     assert f"waits for process {process.pid} on" in line

@@ -10,9 +10,7 @@ from typer.testing import CliRunner
 from scorekit.errors import UserError
 from scorekit.files import temporary_of, write_atomic
 from synth.__main__ import app
-from synth.execution.stage import StageContext
 from synth.repair import repair
-from synth.report.views import write_views
 from synth.run import RunOptions, run_stages
 from synth.storage.store import ShardWriter, StageFolder, digest_file, read_records
 from tests.kits.synth import output as output_kit
@@ -103,37 +101,37 @@ def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):
 def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
     cfg = output_kit.config(tmp_path)
     output_kit.make_run(tmp_path)
-    ctx = StageContext(cfg, tmp_path)
     rejected = tmp_path / "rejected.jsonl"
     view, state = tmp_path / "prefilter_candidates.jsonl", tmp_path / ".views.json"
     left = [temporary_of(path) for path in (view, state)]  # of a driver that was killed
     for path in left:
         path.write_bytes(b"{")
-    assert write_views(ctx, "select_sources") == [rejected]
+    assert output_kit.views_of(cfg, "select_sources") == [rejected]
     first = rejected.read_bytes()
-    assert write_views(ctx, "prefilter_score") == [view]
+    assert output_kit.views_of(cfg, "prefilter_score") == [view]
     assert not [path for path in left if path.exists()]
-    assert write_views(ctx, "prefilter_score") == []
+    assert output_kit.views_of(cfg, "prefilter_score") == []
     output_kit.run_filter(cfg)
     inode = rejected.stat().st_ino
     rejected.write_bytes(first + b'{"torn')  # a driver was killed while it appended
-    assert write_views(ctx, "format_filter") == [rejected]
+    assert output_kit.views_of(cfg, "format_filter") == [rejected]
     content = rejected.read_bytes()
     assert content.startswith(first) and rejected.stat().st_ino == inode
     assert [json.loads(line)["stage"] for line in content.splitlines()[2:]] == ["format_filter"] * 2
-    assert write_views(ctx, "format_filter") == []
+    assert output_kit.views_of(cfg, "format_filter") == []
     state.unlink()
-    write_views(ctx, "format_filter")
+    output_kit.views_of(cfg, "format_filter")
     assert rejected.read_bytes() == content
 
 
 def test_a_stage_made_anew_replaces_what_it_rejected_before(tmp_path):
     output_kit.make_run(tmp_path)
-    ctx = output_kit.run_filter(output_kit.config(tmp_path))
-    write_views(ctx, "format_filter")
+    cfg = output_kit.config(tmp_path)
+    output_kit.run_filter(cfg)
+    output_kit.views_of(cfg, "format_filter")
     lenient = output_kit.config(tmp_path, filters={"rule_based": False})
-    ctx = output_kit.run_filter(lenient, overwrite=True)
-    write_views(ctx, "format_filter")
+    output_kit.run_filter(lenient, overwrite=True)
+    output_kit.views_of(lenient, "format_filter")
     stages = [r["stage"] for r in read_records(tmp_path / "rejected.jsonl")]
     assert stages == ["select_sources"] * 2
 
@@ -143,9 +141,9 @@ def test_large_views_are_printed_and_not_written(tmp_path):
     output_kit.make_run(tmp_path)
     (tmp_path / "prefilter_candidates.jsonl").write_text("of an earlier, smaller run")
     lines = []
-    ctx = output_kit.run_filter(cfg, print_line=lines.append)
+    output_kit.run_filter(cfg, print_line=lines.append)
     for stage in ("prefilter_score", "format_filter"):
-        write_views(ctx, stage)
+        output_kit.views_of(cfg, stage, lines.append)
     assert not list(tmp_path.glob("*.jsonl"))
     assert any("`scorekit synth show rejected` prints them" in line for line in lines)
     path = tmp_path / "c.yaml"
