@@ -32,9 +32,7 @@ from scorekit.client.transport import (
     resolve_api_key,
 )
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.net.first_answer import FirstAnswer, first_answer_limit_s
-from scorekit.net.outage import OutageLog
-from scorekit.net.retry import Deadline
+from scorekit.net.retry import Deadline, FirstAnswer, OutageLog, first_answer_limit_s
 from scorekit.net.tasks import cancel_all, gather_or_cancel
 from scorekit.schemas import Info, Priority, Result, Scored
 

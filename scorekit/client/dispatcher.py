@@ -37,8 +37,7 @@ from scorekit.client.transport import (
 from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnreachable
 from scorekit.net.answers import read_whole
 from scorekit.net.masking import server_words
-from scorekit.net.outage import OutageLog
-from scorekit.net.retry import Deadline
+from scorekit.net.retry import Deadline, OutageLog
 from scorekit.schemas import Failed, Info, Priority, Result, ScoreRange, score_result
 
 log = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from scorekit.client.tables import (
     samples_of_frame,
     score_rows,
 )
-from scorekit.net.first_answer import INTERACTIVE_S
 from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.retry import INTERACTIVE_S
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Info, Result
 

@@ -26,12 +26,18 @@ from scorekit.errors import (
 )
 from scorekit.net.addresses import ServerUrl, client_url, server_url
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
-from scorekit.net.first_answer import FirstAnswer
 from scorekit.net.http_clients import async_client
 from scorekit.net.masking import server_words
-from scorekit.net.outage import OutageLog
 from scorekit.net.proxies import proxy_note
-from scorekit.net.retry import Deadline, exponential_wait, failure_of, retry_after_s, retrying
+from scorekit.net.retry import (
+    Deadline,
+    FirstAnswer,
+    OutageLog,
+    exponential_wait,
+    failure_of,
+    retry_after_s,
+    retrying,
+)
 from scorekit.schemas import Priority
 
 log = logging.getLogger(__name__)

@@ -39,8 +39,7 @@ from scorekit.llm.limits import (
 )
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
 from scorekit.net.masking import server_words
-from scorekit.net.outage import OutageLog
-from scorekit.net.retry import Deadline, failure_of
+from scorekit.net.retry import Deadline, OutageLog, failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
 #: Largest number of choices of one request: what a timeout or a broken connection loses.

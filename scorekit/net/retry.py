@@ -1,19 +1,27 @@
-"""Retries of a request: pauses between attempts, Retry-After, and the deadline. The caller decides
-which errors are worth a retry.
+"""Wait for a server: pauses between attempts, the deadline, the first answer, and what is logged.
+
+The caller decides which errors are worth a retry.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
 from tenacity.wait import wait_random_exponential
+
+from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.interrupts import is_interactive
+
+log = logging.getLogger(__name__)
 
 #: Returns the seconds before the next attempt.
 Wait = Callable[[RetryCallState], float]
@@ -88,9 +96,10 @@ def retrying(
 ) -> AsyncRetrying:
     """Return the attempts of one request; the last error is raised as it is.
 
-    wait: None: pauses that grow to 10 s. stop: called when the pause is known. note: called for
-    each failure that is retried; it must not log the service's own words. sleep: waits for so many
-    seconds; what it raises ends the attempts.
+    wait: None: pauses that grow to 10 s.
+    stop: called when the pause is known.
+    note: called for each failure that is retried; it must not log the service's own words.
+    sleep: waits for so many seconds; what it raises ends the attempts.
     """
     return AsyncRetrying(
         sleep=sleep,
@@ -148,3 +157,131 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     except (ValueError, TypeError, KeyError):
         return None
     return max(0.0, retry_time - sent_time)
+
+
+#: Seconds from the first failed attempt to its warning; and from the start of a request without any
+#: outcome to its warning (a large one may take long).
+TELL_AFTER_S, SILENT_S = 5.0, 30.0
+
+
+def clock_time(seconds: float) -> str:
+    """Return the time of day in so many seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+class OutageLog:
+    """Logs outages of one server, as a client sees it: one warning per outage.
+
+    Use it in one event loop.
+
+    server: the server's name in messages.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._timer: asyncio.TimerHandle | None = None
+        self._has_warned = False
+        self._num_waiting = 0  # requests in progress
+
+    def failed(self, deadline: Deadline) -> None:
+        """Note a failed attempt that will be retried until the deadline."""
+        if self._timer is None and not self._has_warned:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TELL_AFTER_S, self._warn, deadline)
+
+    def answered(self) -> None:
+        """Note that the server has answered."""
+        self.close()
+        if self._has_warned:
+            self._has_warned = False
+            log.warning("%s answers again", self._server)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Count a request, with all its retries, as waiting for the server.
+
+        When no request waits any more, earlier failures are no longer reported.
+        """
+        self._num_waiting += 1
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting:
+                self.close()
+
+    @contextmanager
+    def watched(self, deadline: Deadline) -> Iterator[None]:
+        """Warn about the request in this block, retries included, if it has no answer for long."""
+        timer = asyncio.get_running_loop().call_later(SILENT_S, self._warn, deadline)
+        try:
+            with self.trying():
+                yield
+        finally:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Drop the pending warning."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _warn(self, deadline: Deadline) -> None:
+        self._timer = None
+        if not self._has_warned and deadline.remaining_s():
+            self._has_warned = True
+            until = clock_time(deadline.remaining_s())
+            log.warning("%s does not answer: waiting until %s", self._server, until)
+
+
+#: Seconds in which somebody who watches should hear that nothing answers.
+INTERACTIVE_S = 10.0
+
+
+def first_answer_limit_s(first_answer_s: float | None) -> float:
+    """Return the seconds to wait for a first answer, without a limit if nobody sits there.
+
+    first_answer_s: what the caller has set; None: nothing."""
+    if first_answer_s is not None:
+        return first_answer_s
+    return INTERACTIVE_S if is_interactive() else math.inf
+
+
+class FirstAnswer:
+    """Limits the retries of requests to a server that has not answered yet.
+
+    A refusal is an answer, too: a service that loads its model is waited for.
+
+    limit_s: seconds from the first attempt of a request; None: no limit.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._deadline: Deadline | None = None
+        self._has_answered = self._limit_s == math.inf
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Start the limit for the request in this block, and name it in the error at its end."""
+        if self._has_answered:
+            yield
+            return
+        deadline = self._deadline = Deadline(self._limit_s)
+        try:
+            yield
+        except ServiceUnreachable as error:
+            if not error.retryable or self._has_answered:
+                raise
+            raise ServiceUnreachable(
+                error.url,
+                f"{error.reason}. Nothing answers there since {deadline.seconds:g} s: start the "
+                "service, or correct the URL (first_answer_s sets how long to wait)",
+            ) from None
+        self._has_answered = True
+
+    def is_overdue(self, state: RetryCallState) -> bool:
+        """Return True if the next attempt would be after the limit."""
+        if isinstance(failure_of(state), RequestError):
+            self._has_answered = True
+        deadline = self._deadline
+        return not self._has_answered and deadline is not None and deadline.is_too_near(state)

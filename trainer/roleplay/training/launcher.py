@@ -16,8 +16,7 @@ from pathlib import Path
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.net.outage import TELL_AFTER_S, clock_time
-from scorekit.net.retry import Deadline
+from scorekit.net.retry import TELL_AFTER_S, Deadline, clock_time
 from scorekit.processes import end_with_parent, same_modules
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.similarity import OwnServer

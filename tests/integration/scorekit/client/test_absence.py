@@ -26,8 +26,8 @@ BACK = re.compile(r"(.*) answers again")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch, caplog):
-    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "scorekit.net.outage")
+    monkeypatch.setattr("scorekit.net.retry.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.retry")
 
 
 def servers_in_log(caplog, pattern):
@@ -97,7 +97,7 @@ def test_an_llm_that_is_away_is_named_where_its_caller_has_a_deadline(caplog, de
 @pytest.mark.parametrize("statuses", [[503, 503], [503, 400]])
 def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses):
     """Check that the line, which is due in five seconds, does not appear when it would be wrong."""
-    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 5.0)
+    monkeypatch.setattr("scorekit.net.retry.TELL_AFTER_S", 5.0)
 
     async def chat_without_answer(url):
         async with LLMClient(url, "teacher", backoff_s=(0.02,), max_attempts=2) as llm:
@@ -114,7 +114,7 @@ def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses)
 
 
 def test_a_scoring_client_that_is_refused_after_a_retry_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 5.0)
+    monkeypatch.setattr("scorekit.net.retry.TELL_AFTER_S", 5.0)
     paths = []
 
     async def busy_then_gone(scope, receive, send):

@@ -7,14 +7,13 @@ import logging
 
 import pytest
 
-from scorekit.net.outage import OutageLog
-from scorekit.net.retry import Deadline
+from scorekit.net.retry import Deadline, OutageLog
 
 
 @pytest.mark.parametrize("num_waiting", [0, 1])
 def test_nobody_is_said_to_wait_once_every_request_has_given_up(monkeypatch, caplog, num_waiting):
-    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "scorekit.net.outage")
+    monkeypatch.setattr("scorekit.net.retry.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.retry")
 
     async def give_up() -> None:
         absence, deadline = OutageLog("the server"), Deadline(600)
