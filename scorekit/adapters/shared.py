@@ -24,7 +24,7 @@ from scorekit.config import describe_with_nearest
 from scorekit.credit import Alignment
 from scorekit.credit.assign import missed_spans
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.prompts import FIELDS, load_postprocess, load_template
 from scorekit.rewards import (

@@ -32,8 +32,8 @@ from scorekit.client.transport import (
     resolve_api_key,
 )
 from scorekit.errors import RequestError, ServiceUnreachable
+from scorekit.net.loops import cancel_all, gather_or_cancel
 from scorekit.net.retry import Deadline, FirstAnswer, OutageLog, first_answer_limit_s
-from scorekit.net.tasks import cancel_all, gather_or_cancel
 from scorekit.schemas import Info, Priority, Result, Scored
 
 log = logging.getLogger(__name__)

@@ -28,9 +28,8 @@ from scorekit.client.embedding_answers import (
 from scorekit.client.transport import RetryingSession, json_of, resolve_api_key, service_url
 from scorekit.errors import RequestError, SampleError, ServerEnded, ServiceUnreachable, UserError
 from scorekit.net.addresses import ServerUrl
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient, gather_or_cancel
 from scorekit.net.retry import first_answer_limit_s
-from scorekit.net.tasks import gather_or_cancel
 from scorekit.numeric.vectors import vector_error
 from scorekit.scorers import check_is_list
 

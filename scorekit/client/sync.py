@@ -19,7 +19,7 @@ from scorekit.client.tables import (
     samples_of_frame,
     score_rows,
 )
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient
 from scorekit.net.retry import INTERACTIVE_S
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Info, Result

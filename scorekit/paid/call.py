@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from scorekit.net.tasks import cancel_all
+from scorekit.net.loops import cancel_all
 from scorekit.paid.account import Account, ApiUsage, wait_for_event
 from scorekit.paid.answers import NO_ANSWER, Claim, ClaimState, Store
 

@@ -30,9 +30,8 @@ from scorekit.client.transport import (
     without_bom,
 )
 from scorekit.errors import IndexChanged, RequestError, SampleError, ServiceUnreachable, UserError
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient, gather_or_cancel
 from scorekit.net.retry import Deadline, first_answer_limit_s
-from scorekit.net.tasks import gather_or_cancel
 from scorekit.retrieval.image_cache import PageImageCache
 from scorekit.retrieval.searches import (
     Search,

@@ -19,9 +19,8 @@ from typing import Any, TypeGuard
 
 from scorekit.client import Sample, ScoringClient
 from scorekit.errors import TEXT_ERROR_TYPES, UserError
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient, gather_or_cancel
 from scorekit.net.retry import Deadline
-from scorekit.net.tasks import gather_or_cancel
 from scorekit.rewards.definition import (
     ComponentConfig,
     LanguageGate,

@@ -18,7 +18,7 @@ from typing import Any, Protocol, get_args
 
 from scorekit.errors import UserError
 from scorekit.extras import missing_package
-from scorekit.net.tasks import run_in_daemon_thread
+from scorekit.net.loops import run_in_daemon_thread
 from scorekit.rewards.definition import (
     ComponentConfig,
     CopyGate,

@@ -30,8 +30,8 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
+from scorekit.net.loops import cancel_all, gather_or_cancel
 from scorekit.net.retry import Deadline
-from scorekit.net.tasks import cancel_all, gather_or_cancel
 from scorekit.rewards.definition import (
     LIST_FIELDS,
     ComponentConfig,

@@ -13,7 +13,7 @@ import structlog
 from pydantic_core import to_json
 
 from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.net.tasks import run_in_daemon_thread
+from scorekit.net.loops import run_in_daemon_thread
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend
 from scorekit.server.batcher import Batcher

@@ -21,7 +21,7 @@ from scorekit import __version__, languages
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, Sampling
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import gather_or_cancel
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint

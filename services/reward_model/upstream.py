@@ -25,8 +25,8 @@ from scorekit.llm.errors import CAUSES, LLMError, explained
 from scorekit.llm.http import ChatServer
 from scorekit.llm.limits import RetryPolicy
 from scorekit.llm.sample_errors import sample_error
+from scorekit.net.loops import gather_or_cancel
 from scorekit.net.retry import Deadline
-from scorekit.net.tasks import gather_or_cancel
 from scorekit.schemas import RewardOptions, RewardSample
 from scorekit.server.backend import Encoded, Outcome
 from services.reward_model.endpoint import (

@@ -16,7 +16,7 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import is_transient
 from scorekit.files import write_atomic
-from scorekit.net.tasks import cancel_all
+from scorekit.net.loops import cancel_all
 
 #: Seconds between two saves: the most work that a killed run loses.
 SAVE_S = 2.0

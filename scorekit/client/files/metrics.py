@@ -11,7 +11,7 @@ from typing import Any
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.files.score_file import first_info
 from scorekit.errors import UserError
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import gather_or_cancel
 from scorekit.schemas import Info
 
 #: Longest name in bytes, so that it fits into the names of files.

@@ -35,7 +35,7 @@ from scorekit.client.files.early_results import EarlyResults
 from scorekit.client.replicas import check_agreement
 from scorekit.errors import RequestError, UserError, is_transient
 from scorekit.files import replace_file
-from scorekit.net.tasks import cancel_all
+from scorekit.net.loops import cancel_all
 from scorekit.report.progress import Bar, progress_bar
 from scorekit.rows.samples import Contents, JudgeColumns, Line, SampleFile
 from scorekit.schemas import Info, JudgeScored, Priority, Result

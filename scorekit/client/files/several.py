@@ -25,7 +25,7 @@ from scorekit.client.files.metrics import ServedMetric
 from scorekit.client.files.score_file import ScoreJob, ScoreRun, open_locked
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import gather_or_cancel
 from scorekit.report.progress import progress_bars
 from scorekit.report.worst import ScoredRow
 from scorekit.rows.parallel import ParallelFiles

@@ -12,10 +12,9 @@ from pydantic_core import from_json, to_json
 from scorekit.client.transport import RetryingSession, without_bom
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.net.addresses import ServerUrl, client_url
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient, gather_or_cancel
 from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import retry_after_s
-from scorekit.net.tasks import gather_or_cancel
 from services.retriever.backends.vectors import Vectors, checked_vectors
 
 #: Largest number of queries in a request.

@@ -47,7 +47,7 @@ from uuid import uuid4
 import torch
 from torch import nn
 
-from scorekit.net.loop_thread import LoopThread
+from scorekit.net.loops import LoopThread
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext

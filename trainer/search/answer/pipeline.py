@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from scorekit.errors import UserError
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import gather_or_cancel
 from scorekit.paid.account import Account, ApiUsage
 from scorekit.paid.answers import Store
 from scorekit.paid.store import open_store

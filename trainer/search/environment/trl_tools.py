@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from scorekit.errors import ScorekitError, UserError
-from scorekit.net.loop_thread import LoopThread
+from scorekit.net.loops import LoopThread
 from trainer.search.config import SearchConfig
 from trainer.search.environment.environment import SearchEnvironment
 from trainer.search.environment.observation import EpisodeResult

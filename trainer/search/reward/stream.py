@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scorekit.net.loop_thread import LoopThread
+from scorekit.net.loops import LoopThread
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
 from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig

@@ -15,8 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
-from scorekit.net.loop_thread import LoopThread
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import LoopThread, gather_or_cancel
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.policies import Policy

@@ -15,7 +15,7 @@ from functools import partial
 from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.llm.errors import CAUSES
 from scorekit.llm.wire import unfinished_reason
-from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.loops import ForkSafeClient
 from scorekit.seeds import stream_seed
 from trainer.search.actions import THINK
 from trainer.search.records import EndName, TokenRecord

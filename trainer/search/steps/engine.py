@@ -11,7 +11,7 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import Config, load_config
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import gather_or_cancel
 from scorekit.paid.account import STORED_ARE_FREE, format_totals, planned_charges, sum_charges
 from scorekit.paid.store import open_store
 from trainer.search.answer.config import SEARCH

@@ -24,7 +24,7 @@ from scorekit.errors import UserError
 from scorekit.llm import LLMError
 from scorekit.llm.wire import Choice
 from scorekit.llm.wire import parse_json as parse_answer
-from scorekit.net.tasks import gather_or_cancel
+from scorekit.net.loops import gather_or_cancel
 from scorekit.paid.account import max_usage
 from scorekit.text.chat_marks import split_special_tokens
 from trainer.config_base import may_change

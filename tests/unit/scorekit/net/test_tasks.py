@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scorekit.net.tasks import cancel_all, gather_or_cancel
+from scorekit.net.loops import cancel_all, gather_or_cancel
 
 
 async def _later(result: int, before: asyncio.Event, after: asyncio.Event) -> int:
