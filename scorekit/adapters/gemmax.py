@@ -31,7 +31,7 @@ from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit, run_app
 from scorekit.config import check_config
 from scorekit.errors import SampleError, UserError
-from scorekit.net.hosts import is_loopback
+from scorekit.net.addresses import is_loopback
 from scorekit.rewards.definition import LanguageGate
 from scorekit.rewards.rules import GateRule, load_gate, rule_result
 from scorekit.schemas import ErrorSpan, Info, JudgeScored, Scored

@@ -43,7 +43,7 @@ from scorekit.adapters.shared import (
 )
 from scorekit.command import clean_exit, print_line, run_app
 from scorekit.errors import UserError
-from scorekit.net.hosts import is_loopback
+from scorekit.net.addresses import is_loopback
 from scorekit.rewards import load_definition, raise_for_missing
 from scorekit.rewards.results import Range, reward_range
 from scorekit.schemas import Overlong

@@ -12,8 +12,8 @@ import httpx
 
 from scorekit.client.transport import json_of, key_hint
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable
+from scorekit.net.addresses import proxy_note
 from scorekit.net.masking import server_words
-from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import retry_after_s
 
 #: Statuses that a text, or the number of texts, may cause.

@@ -24,11 +24,10 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.addresses import ServerUrl, client_url, server_url
+from scorekit.net.addresses import ServerUrl, client_url, proxy_note, server_url
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
 from scorekit.net.http_clients import async_client
 from scorekit.net.masking import server_words
-from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import (
     Deadline,
     FirstAnswer,

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from scorekit.net.addresses import server_url
-from scorekit.net.proxies import Proxy, proxy_for
+from scorekit.net.addresses import Proxy, proxy_for, server_url
 from scorekit.net.tls import plain_context, ssl_context
 
 

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scorekit.errors import RequestError, UserError
-from scorekit.net.hosts import host_names
+from scorekit.net.addresses import host_names
 from scorekit.server.connection import (
     SHUTTING_DOWN,
     Access,

@@ -36,7 +36,7 @@ from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from scorekit.errors import RequestError, UserError
-from scorekit.net.hosts import is_address, is_loopback
+from scorekit.net.addresses import is_address, is_loopback
 
 MAX_HEAD_BYTES = 64 * 1024
 #: Seconds that a client may leave written data unread: otherwise it would hold an answer forever.

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, CliToggleFlag, SettingsConfigDict, S
 from scorekit.config import nearest
 from scorekit.errors import UserError
 from scorekit.matmul import MatmulSetting
-from scorekit.net.hosts import host_names, is_loopback
+from scorekit.net.addresses import host_names, is_loopback
 
 
 class ServiceSettings(BaseSettings):

@@ -164,7 +164,7 @@ def test_arrows_point_one_way():
 #: that proxies, certificates and passwords are the same everywhere.
 _HTTP_CLIENTS = {
     "scorekit/net/http_clients.py": {"httpx"},
-    "scorekit/llm/http.py": {"aiohttp"},  # asks scorekit/net/proxies.py for the proxy
+    "scorekit/llm/http.py": {"aiohttp"},  # asks scorekit/net/addresses.py for the proxy
     "scorekit/adapters/verifiers.py": {"openai"},  # that package's own environment
 }
 #: Calls that make a client, or ask without one, by package.

@@ -11,9 +11,8 @@ from pydantic_core import from_json, to_json
 
 from scorekit.client.transport import RetryingSession, without_bom
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.net.addresses import ServerUrl, client_url
+from scorekit.net.addresses import ServerUrl, client_url, proxy_note
 from scorekit.net.loops import ForkSafeClient, gather_or_cancel
-from scorekit.net.proxies import proxy_note
 from scorekit.net.retry import retry_after_s
 from services.retriever.backends.vectors import Vectors, checked_vectors
 

@@ -11,7 +11,7 @@ import typer
 from scorekit.command import clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
-from scorekit.net.hosts import is_loopback
+from scorekit.net.addresses import is_loopback
 
 #: Seconds that a client may leave a ping without an answer: one that samples in its event loop
 #: answers none meanwhile.

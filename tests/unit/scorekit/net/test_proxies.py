@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scorekit.errors import UserError
-from scorekit.net.proxies import proxy_for, proxy_note
+from scorekit.net.addresses import proxy_for, proxy_note
 
 PROXY = "http://me:hidden@proxy.example:3128"
 
