@@ -16,7 +16,7 @@ import httpx
 import pytest
 import structlog
 
-from scorekit.net.tls import ssl_context
+from scorekit.net.http_clients import ssl_context
 from tests.kits import forked
 from tests.kits.examples import register_profiles
 

@@ -35,7 +35,7 @@ from scorekit.client.transport import (
     request_body,
 )
 from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnreachable
-from scorekit.net.answers import read_whole
+from scorekit.net.http_clients import read_whole
 from scorekit.net.masking import server_words
 from scorekit.net.retry import Deadline, OutageLog
 from scorekit.schemas import Failed, Info, Priority, Result, ScoreRange, score_result

@@ -25,8 +25,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.net.addresses import ServerUrl, client_url, proxy_note, server_url
-from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
-from scorekit.net.http_clients import async_client
+from scorekit.net.http_clients import MOST_BYTES, TOO_MUCH, async_client, read_whole
 from scorekit.net.masking import server_words
 from scorekit.net.retry import (
     Deadline,

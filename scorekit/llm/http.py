@@ -18,9 +18,8 @@ from scorekit import __version__
 from scorekit.errors import UserError
 from scorekit.llm.errors import LLMError
 from scorekit.net.addresses import client_url, proxy_for, proxy_note
-from scorekit.net.answers import MOST_BYTES, TOO_MUCH
+from scorekit.net.http_clients import MOST_BYTES, TOO_MUCH, check_certificate_variables
 from scorekit.net.masking import server_words
-from scorekit.net.tls import check_certificate_variables
 
 if TYPE_CHECKING:
     import aiohttp

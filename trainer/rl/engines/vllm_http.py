@@ -15,8 +15,7 @@ from tenacity import RetryCallState, stop_after_attempt, stop_never
 
 from scorekit.errors import UserError
 from scorekit.net.addresses import address_of, client_url, proxy_note
-from scorekit.net.answers import read_whole
-from scorekit.net.http_clients import async_client
+from scorekit.net.http_clients import async_client, read_whole
 from scorekit.net.masking import server_words
 from scorekit.net.retry import failure_of, retrying
 from trainer.rl.engines.vllm_answers import HINTS, InvalidCompletion, is_finished

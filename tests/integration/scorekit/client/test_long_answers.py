@@ -23,7 +23,7 @@ MOST = 2**20
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for module in ("scorekit.net.answers", "scorekit.client.transport", "scorekit.llm.http"):
+    for module in ("scorekit.net.http_clients", "scorekit.client.transport", "scorekit.llm.http"):
         monkeypatch.setattr(f"{module}.MOST_BYTES", MOST)
 
 

@@ -7,7 +7,7 @@ import uvicorn
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable
-from scorekit.net.tls import ssl_context
+from scorekit.net.http_clients import ssl_context
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import ServiceSettings
