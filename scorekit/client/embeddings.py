@@ -30,7 +30,7 @@ from scorekit.errors import RequestError, SampleError, ServerEnded, ServiceUnrea
 from scorekit.net.addresses import ServerUrl
 from scorekit.net.loops import ForkSafeClient, gather_or_cancel
 from scorekit.net.retry import first_answer_limit_s
-from scorekit.numeric.vectors import vector_error
+from scorekit.numeric import vector_error
 from scorekit.scorers import check_is_list
 
 #: A vector, or the reason why a text has none.

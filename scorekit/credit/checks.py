@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from operator import index
 from typing import Any, Literal, get_args
 
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 
 OverlapPolicy = Literal["any_overlap", "majority_overlap"]
 Combine = Literal["sum", "min", "max", "spread"]

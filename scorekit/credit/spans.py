@@ -27,7 +27,7 @@ from scorekit.credit.checks import (
     is_finite,
 )
 from scorekit.errors import UserError
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from scorekit.schemas import ErrorSpan
 
 SourcesCombine = Literal["sum", "max"]

@@ -12,7 +12,7 @@ from typing import Protocol
 from pydantic import BaseModel, ConfigDict
 
 from scorekit.errors import UserError
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 
 log = logging.getLogger(__name__)
 #: The running total is logged after this share of the cap, or after this number of calls.

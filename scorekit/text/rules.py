@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from scorekit.languages import find_language
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from scorekit.text import checks
 from scorekit.text.english_words import english_share
 from scorekit.text.letter_groups import has_table, log_odds

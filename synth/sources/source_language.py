@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from scorekit.languages import find_language
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from scorekit.text.checks import identifier_codes, likely_others, whole_identifier
 from scorekit.text.rules import SOURCES
 from scorekit.text.variants import other_variant

@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 
 from scorekit.errors import UserError
-from scorekit.numeric.thresholds import below, lowest_equal
+from scorekit.numeric import below, lowest_equal
 from synth.config import SynthConfig
 from synth.context import StageContext
 from synth.cost import Cost, Sizes

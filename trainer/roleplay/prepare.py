@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from scorekit.errors import UserError
 from scorekit.files import replacing_folder
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from trainer.roleplay.messages import ROLES, WrongMessages, read_messages
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell

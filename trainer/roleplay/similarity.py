@@ -21,7 +21,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.numeric.vectors import cosine, vector_error
+from scorekit.numeric import cosine, vector_error
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, Calibration, Use, read_calibration
 from trainer.roleplay.calibration.fit import fit
 from trainer.roleplay.reply import can_be_embedded

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from trainer.runs.config import HeldOutStopConfig, StopConfig
 
 #: Share of the samples that a metric has to have scored for a comparable mean.

@@ -13,7 +13,7 @@ from scorekit.client.embeddings import EmbeddingModel
 from scorekit.config import Config, describe_validation_error
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from scorekit.numeric.vectors import cosine, vector_error
+from scorekit.numeric import cosine, vector_error
 
 Use = Literal["grounded", "reference"]
 USES: tuple[Use, ...] = ("grounded", "reference")

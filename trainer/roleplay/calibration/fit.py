@@ -13,7 +13,7 @@ import numpy as np
 
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import SampleError, UserError
-from scorekit.numeric.vectors import vector_error
+from scorekit.numeric import vector_error
 from scorekit.seeds import stream_seed
 from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration
 from trainer.roleplay.reply import can_be_embedded

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from scorekit.numeric.thresholds import above, below
+from scorekit.numeric import above, below
 from scorekit.text.markup import normalized
 from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.reply import readable

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from trainer.runs.stats import mean_of
 
 log = logging.getLogger(__name__)

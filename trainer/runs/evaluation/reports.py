@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import JsonlFile
 

@@ -8,7 +8,7 @@ from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
 from scorekit.errors import ScorekitError
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from trainer.search.images.config import SightConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import TYPE_CHECKING, Literal
 
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from trainer.search.images.config import SightConfig
 from trainer.search.images.image_data import (
     ImageError,

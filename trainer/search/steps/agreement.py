@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final, Literal, NamedTuple, get_args
 
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from scorekit.text.markup import normalized
 
 #: OK: the reference is right, and the generator agrees. GT_ERROR: the reference is wrong.

@@ -20,8 +20,7 @@ from pydantic import Field
 from scorekit.client.embeddings import Embeddings
 from scorekit.config import Config
 from scorekit.errors import RequestError, SampleError, UserError
-from scorekit.numeric.thresholds import below
-from scorekit.numeric.vectors import cosine
+from scorekit.numeric import below, cosine
 from scorekit.retrieval.client import Retriever
 from trainer.config_base import may_change
 from trainer.search.data import question_row

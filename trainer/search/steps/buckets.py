@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from scorekit.numeric.thresholds import above, below
+from scorekit.numeric import above, below
 from trainer.search.data import question_row
 from trainer.search.steps.episodes import (
     Combine,

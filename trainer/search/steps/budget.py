@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.numeric.thresholds import above, below
+from scorekit.numeric import above, below
 from trainer.search.data import question_row
 from trainer.search.steps.buckets import bucket_of
 from trainer.search.steps.episodes import (

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from trainer.search.data import documents, question_row
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.steps.agreement import flat, parts_of

@@ -19,7 +19,7 @@ from pydantic import Field, field_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from trainer.chat.config import ChatConfig
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from scorekit.text.markup import normalized
 from scorekit.text.writing_scripts import SCRIPTS
 from trainer.search.actions import Invalid, parse

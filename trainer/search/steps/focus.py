@@ -14,7 +14,7 @@ import typer
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.numeric.thresholds import above
+from scorekit.numeric import above
 from trainer.search.data import question_row
 from trainer.search.steps.buckets import BUCKETS, bucket_of
 from trainer.search.steps.episodes import (

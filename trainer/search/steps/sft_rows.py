@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from scorekit.errors import UserError
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from trainer.rl.sampler import SampledCompletion
 from trainer.search.actions import TAGS
 from trainer.search.config import SearchConfig

@@ -24,7 +24,7 @@ from scorekit.client.transport import checked_url
 from scorekit.config import Config
 from scorekit.errors import RequestError, UserError
 from scorekit.llm import Choice, LLMError, parse_json
-from scorekit.numeric.thresholds import above, below
+from scorekit.numeric import above, below
 from scorekit.paid.account import ApiUsage, max_usage
 from scorekit.retrieval.client import Retriever
 from trainer.config_base import may_change

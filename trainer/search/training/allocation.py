@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scorekit.numeric.thresholds import below
+from scorekit.numeric import below
 from trainer.search.evaluation.stats import document_of
 from trainer.search.records import Question, Trajectory
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.numeric.thresholds import above, below, lowest_equal
+from scorekit.numeric import above, below, lowest_equal
 
 #: Decimals as people write them, from a thousandth on.
 THOUSANDTHS = st.integers(-25_000, 25_000)

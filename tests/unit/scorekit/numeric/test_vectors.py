@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scorekit.numeric.vectors import cosine, vector_error
+from scorekit.numeric import cosine, vector_error
 
 
 @pytest.mark.parametrize(
