@@ -63,7 +63,7 @@ class ScoringClient:
     model answers that it does.
 
     A request that may have crashed a server is split until the sample that causes it is alone. That
-    sample then fails with type `model_failure`: bisection.py.
+    sample then fails with type `model_failure`: `Bisection` in dispatcher.py.
 
     Raises UserError if a URL is not http, if a number is out of range, or if the cache file cannot
     be opened.

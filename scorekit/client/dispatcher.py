@@ -320,8 +320,9 @@ def read_result(
     raw: the result as JSON has it.
     body: the sample that was sent.
     info: of the model; None: it is not known, so its range is not either.
-    authorization: the header that was sent, which no error may echo. Raises ValueError for another
-    form.
+    authorization: the header that was sent, which no error may echo.
+
+    Raises ValueError for another form.
     """
     score = raw.get("score") if isinstance(raw, dict) and raw.get("ok") is True else None
     if isinstance(score, int | float) and (reason := score_error(score, body, info)):

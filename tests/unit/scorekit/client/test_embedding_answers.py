@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.client.embedding_answers import vectors_in_order
+from scorekit.client.embeddings import vectors_in_order
 
 
 def test_vectors_come_in_the_order_of_their_index():
