@@ -3,8 +3,7 @@
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.deduplication import Sample
 from scorekit.client.embeddings import EmbeddingModel, Embeddings
-from scorekit.client.remote import RemoteScorer, resolve_scorer
-from scorekit.client.sync import SyncScoringClient
+from scorekit.client.sync import RemoteScorer, SyncScoringClient, resolve_scorer
 from scorekit.scorers import raise_for_failures
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from scorekit.client import ScoringClient
 from scorekit.client.deduplication import failure
-from scorekit.client.remote import resolve_scorer
+from scorekit.client.sync import resolve_scorer
 from scorekit.client.transport import is_retryable
 from scorekit.config import check_config
 from scorekit.errors import (

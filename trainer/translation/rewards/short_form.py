@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scorekit.client.remote import scorer_class
+from scorekit.client.sync import scorer_class
 from scorekit.config import split_commas
 from scorekit.errors import UserError
 from scorekit.rewards import RewardDefinition, load_definition
