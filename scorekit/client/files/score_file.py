@@ -2,7 +2,7 @@
 
 The output has one JSON line for each sample, in order. OUT.meta.json beside it says what it was
 made from: only the same job may resume it. Complete lines are appended; after a crash the last
-one may be torn, and is removed. OUT.early has results that arrived early (early_results.py).
+one may be torn, and is removed. OUT.early has results that arrived early (`EarlyResults`).
 The next run retries samples with transient errors: it writes OUT.again, and replaces OUT by it.
 """
 
@@ -13,28 +13,27 @@ import fcntl
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.deduplication import failure
-from scorekit.client.files.description import (
+from scorekit.client.files.scored_file import (
     check_description,
     described_format,
     read_description,
     write_description,
 )
-from scorekit.client.files.early_results import EarlyResults
 from scorekit.client.replicas import check_agreement
 from scorekit.errors import RequestError, UserError, is_transient
-from scorekit.files import replace_file
+from scorekit.files import replace_file, write_atomic
 from scorekit.net.loops import cancel_all
 from scorekit.report.progress import Bar, progress_bar
 from scorekit.rows.samples import Contents, JudgeColumns, Line, SampleFile
@@ -56,9 +55,10 @@ _OPTIONAL_FIELDS = frozenset(
 class ResultCounts:
     """Counts of the results in an output so far.
 
-    retryable: results that another run retries. judged: results with a verdict, of which `passed`
-    pass. last_line: number of the last input line in the output. early: results that are saved
-    before their turn.
+    retryable: results that another run retries.
+    judged: results with a verdict, of which `passed` pass.
+    last_line: number of the last input line in the output.
+    early: results that are saved before their turn.
     """
 
     ok: int = 0
@@ -157,9 +157,11 @@ class ScoreJob:
 class ScoreRun:
     """One run of a job.
 
-    bar: shows the progress. on_overwrite: is called before an output is emptied by --overwrite.
-    tally: of its output. num_before: results that the output had, without those that this run
-    retries; None: it has not started.
+    bar: shows the progress.
+    on_overwrite: is called before an output is emptied by --overwrite.
+    tally: of its output.
+    num_before: results that the output had, without those that this run retries; None: it has not
+    started.
     """
 
     job: ScoreJob
@@ -392,3 +394,95 @@ def open_locked(files: ExitStack, path: Path, out: Path | None = None) -> Binary
     except BlockingIOError:
         raise UserError(f"{out or path}: another process writes it") from None
     return file
+
+
+#: Seconds between two saves: the most work that a killed run loses.
+SAVE_S = 2.0
+
+
+class EarlyResult(NamedTuple):
+    """A line of the output, parsed and as raw bytes."""
+
+    fields: Mapping[str, Any]
+    raw: bytes
+
+
+class EarlyResults:
+    """Results that arrived before those of earlier lines, by line number.
+
+    The output has the order of the input. Results that a killed run would lose are saved in
+    OUT.early until it is their turn, one JSON line each, as it will be in the output.
+
+    path: file to save them to; None: they are not saved.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._records: dict[int, EarlyResult] = {}
+        self._changed = False
+        self._on_first: Callable[[], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._records
+
+    def when_first(self, act: Callable[[], None]) -> None:
+        """Set a function that is called before the first result is added, or at the end."""
+        self._on_first = act
+
+    def put(self, fields: Mapping[str, Any]) -> None:
+        """Store a result until it is taken. fields: with its `line`."""
+        self._call_on_first()
+        self._records[fields["line"]] = EarlyResult(fields, to_json(fields) + b"\n")
+        self._changed = True
+
+    def take(self, number: int) -> EarlyResult:
+        """Return and remove the result of a line, for the output."""
+        return self._records.pop(number)
+
+    def load(self, after: int) -> None:
+        """Load what an earlier run saved for the lines after number `after`, but not transient
+        errors, which are retried."""
+        if self._path is None or not self._path.exists():
+            return
+        for raw in self._path.read_bytes().splitlines(keepends=True):
+            fields = from_json(raw)
+            should_retry = not fields["ok"] and is_transient(fields["error"])
+            if fields["line"] > after and not should_retry:
+                self._records[fields["line"]] = EarlyResult(fields, raw)
+
+    def save(self) -> None:
+        """Write the results if they changed since the last save."""
+        if self._changed and self._path is not None:
+            self._changed = False
+            write_atomic(self._path, b"".join(r.raw for r in self._records.values()), alone=True)
+
+    def finish(self) -> None:
+        """Delete the saved results, because the output has them all."""
+        self._call_on_first()
+        self._records.clear()
+        self._changed = False
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def saving(self) -> AsyncIterator[None]:
+        """Save every `SAVE_S` seconds, and at the end of the block, also after an error."""
+        timer = asyncio.create_task(self._save_periodically())
+        try:
+            yield
+        finally:
+            await cancel_all([timer])
+            self.save()
+
+    def _call_on_first(self) -> None:
+        act, self._on_first = self._on_first, None
+        if act is not None:
+            act()
+
+    async def _save_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(SAVE_S)
+            self.save()

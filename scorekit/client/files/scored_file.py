@@ -1,6 +1,7 @@
-"""Reads what `scorekit score` wrote: a line a sample, and OUT.meta.json, which says what scored it.
+"""What `scorekit score` wrote: a line a sample, and OUT.meta.json, which says what scored it.
 
 A line has the result of one metric (`--url`), or an object for each metric (`--metric`).
+OUT.meta.json also says what the output was made from: only the same job may resume it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel
 
-from scorekit.client.files.description import format_of, read_description
 from scorekit.errors import UserError
+from scorekit.files import write_atomic
 from scorekit.report.worst import ScoredRow
-from scorekit.rows.read import Row, RowFile
+from scorekit.rows.read import Format, Row, RowFile
 from scorekit.rows.samples import JudgeColumns, SampleFile, TranslationColumns
 from scorekit.schemas import ErrorSpan, Failed, UnplacedError
 
@@ -68,7 +69,7 @@ class ScoredFile:
         tell."""
         self.file = RowFile(path, "jsonl")
         self.path = self.file.path
-        self.description = None if self.file.is_stdin else _description(path)
+        self.description = None if self.file.is_stdin else _checked_description(path)
         first = next(self.file.rows((), None), None)
         if first is None:
             raise UserError(f"{self.path}: has no results")
@@ -214,7 +215,7 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _description(path: Path) -> dict[str, Any] | None:
+def _checked_description(path: Path) -> dict[str, Any] | None:
     meta = path.with_name(f"{path.name}.meta.json")
     if not meta.exists():
         return None
@@ -222,3 +223,49 @@ def _description(path: Path) -> dict[str, Any] | None:
     if content is None or not {"input", "fields"} <= content.keys():
         raise UserError(f"{meta}: does not describe an output of `scorekit score`")
     return content
+
+
+#: Formats of an input that have another name in OUT.meta.json: older versions read a TSV as
+#: unquoted.
+_DESCRIBED_FORMATS: dict[str, str] = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
+
+
+def described_format(format: str) -> str:
+    """Return the name of an input's format in a description."""
+    return _DESCRIBED_FORMATS.get(format, format)
+
+
+def format_of(name: str) -> Format:
+    """Return the format that has this name in a description."""
+    formats = {name: format for format, name in _DESCRIBED_FORMATS.items()}
+    return cast(Format, formats.get(name, name))
+
+
+def read_description(out: Path) -> dict[str, Any] | None:
+    """Return what an output was made from (OUT.meta.json), or None if it is not known."""
+    try:
+        return dict(json.loads(_meta_path(out).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def write_description(out: Path, description: Mapping[str, Any]) -> None:
+    """Write OUT.meta.json."""
+    content = json.dumps(description, indent=1, ensure_ascii=False)
+    write_atomic(_meta_path(out), content, alone=True)
+
+
+def check_description(out: Path, description: Mapping[str, Any], remedy: str) -> None:
+    """Raise UserError with the remedy if an output was made from something else."""
+    earlier = read_description(out)
+    if earlier is None:
+        name = _meta_path(out).name
+        raise UserError(f"{out} exists, but {name} does not say what it was made from: {remedy}")
+    names = dict.fromkeys((*description, *earlier))
+    changed = [name for name in names if earlier.get(name) != description.get(name)]
+    if changed:
+        raise UserError(f"{out} was made from something else ({', '.join(changed)}): {remedy}")
+
+
+def _meta_path(out: Path) -> Path:
+    return out.with_name(f"{out.name}.meta.json")

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from scorekit.client.files.description import (
+from scorekit.client.files.metrics import ServedMetric
+from scorekit.client.files.score_file import ScoreJob, ScoreRun, open_locked
+from scorekit.client.files.scored_file import (
     check_description,
     read_description,
     write_description,
 )
-from scorekit.client.files.metrics import ServedMetric
-from scorekit.client.files.score_file import ScoreJob, ScoreRun, open_locked
 from scorekit.errors import UserError
 from scorekit.files import atomic_writer
 from scorekit.net.loops import gather_or_cancel
