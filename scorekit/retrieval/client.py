@@ -5,18 +5,20 @@ with Retriever("http://127.0.0.1:8005") as retriever:
         image = retriever.image(hits[0].page_id)
 
 All answers of one client come from one index: if its revision changes, `IndexChanged` is raised.
+Below the client stand the searches as requests carry them, and the cache of page images.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from scorekit.client.transport import (
@@ -31,20 +33,10 @@ from scorekit.client.transport import (
 )
 from scorekit.errors import IndexChanged, RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.net.loops import ForkSafeClient, gather_or_cancel
+from scorekit.net.masking import server_words
 from scorekit.net.retry import Deadline, first_answer_limit_s
-from scorekit.retrieval.image_cache import PageImageCache
-from scorekit.retrieval.searches import (
-    Search,
-    SearchAnswer,
-    SearchLimits,
-    SearchOutcome,
-    body_of,
-    find_search_error,
-    in_requests,
-    is_transient,
-    outcome_of,
-)
-from scorekit.retrieval.wire import REVISION_HEADER, IndexInfo, Page
+from scorekit.retrieval.wire import REVISION_HEADER, IndexInfo, Page, PageHit
+from scorekit.schemas import WireAnswer, WireError
 from scorekit.scorers import check_is_list
 
 _WHAT = "page retriever"
@@ -58,11 +50,16 @@ class Retriever(ForkSafeClient["_Client"]):
 
     A forked child creates its own connections.
 
-    url: of the service. api_key: default from SCOREKIT_API_KEY. timeout_s: seconds for one request.
+    url: of the service.
+    api_key: default from SCOREKIT_API_KEY.
+    timeout_s: seconds for one request.
     deadline_s: seconds for one request with its retries (no connection, 429, 502, 503, 504,
-    transient errors of searches) and the pauses between them. max_in_flight: concurrent requests.
+    transient errors of searches) and the pauses between them.
+    max_in_flight: concurrent requests.
     first_answer_s: seconds to wait for a service that has never answered; None: 10 s in a notebook
-    or at a prompt, else until the deadline. Raises UserError if the URL is not http.
+    or at a prompt, else until the deadline.
+
+    Raises UserError if the URL is not http.
 
     Every call may raise ServiceUnreachable if there is no valid answer until the deadline;
     IndexChanged if another index answers than before; RequestError if the request is refused;
@@ -298,3 +295,129 @@ def _path_of(page_id: str) -> str:
         raise RequestError("not_found", "a page id is not empty and has no slash")
     segment = quote(page_id, safe="", errors="surrogatepass").replace(".", "%2E")
     return f"/v1/pages/{segment}"
+
+
+#: The hits of a search, best first, or the error of one that failed.
+SearchOutcome = list[PageHit] | SampleError
+#: A query, and the ids of pages to leave out.
+Search = tuple[str, tuple[str, ...]]
+
+#: Bytes of a body besides its searches: options, brackets.
+_FRAME = 256
+
+
+class SearchResult(WireAnswer):
+    """A retriever's answer to one search: `hits` if `ok`, else `error`."""
+
+    ok: bool
+    hits: list[PageHit] | None = None
+    error: WireError | None = None
+
+
+class SearchLimits(WireAnswer):
+    """Limits of one request, as the service states them: searches, and bytes of the body."""
+
+    max_samples: int = Field(64, ge=1)
+    max_body_bytes: int = Field(2**20, gt=_FRAME)
+
+
+class _Index(WireAnswer):
+    revision: str
+
+
+class SearchAnswer(WireAnswer):
+    """A retriever's answer to a request: result k is of search k."""
+
+    index: _Index
+    results: list[SearchResult]
+
+
+def body_of(search: Search) -> Mapping[str, Any]:
+    """Return the search as a request carries it."""
+    query, excluded = search
+    return {"query": query, "exclude": excluded} if excluded else {"query": query}
+
+
+def in_requests(searches: Sequence[Search], limits: SearchLimits) -> list[list[Search]]:
+    """Return searches grouped into requests; one that exceeds the limits is alone."""
+    requests: list[list[Search]] = []
+    size = 0
+    for search in searches:
+        length = len(to_json(body_of(search))) + 1
+        is_full = requests and len(requests[-1]) >= limits.max_samples
+        if not requests or is_full or size + length > limits.max_body_bytes:
+            requests.append([])
+            size = _FRAME
+        requests[-1].append(search)
+        size += length
+    return requests
+
+
+def find_search_error(search: Search) -> SampleError | None:
+    """Return the error of a search that no service should get, or None."""
+    query, excluded = search
+    if not query.strip():
+        return SampleError("invalid_input", "an empty query finds nothing")
+    if "\0" in query:
+        return SampleError("invalid_input", f"NUL character at position {query.index(chr(0))}")
+    for text in (query, *excluded):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return SampleError("invalid_input", f"lone surrogate at position {error.start}")
+    return None
+
+
+def outcome_of(result: SearchResult, top_k: int) -> SearchOutcome:
+    """Return the hits or the error. Raises ValueError for a result that has neither."""
+    if result.ok and result.hits is not None and len(result.hits) <= top_k:
+        return result.hits
+    if result.ok or result.error is None:
+        raise ValueError("a result without its hits or its error")
+    error = result.error
+    message = server_words(error.message)
+    return SampleError.of_answer(error.type, message, retryable=error.retryable)
+
+
+def is_transient(outcome: SearchOutcome) -> bool:
+    """Return True if the same search may succeed when it is retried."""
+    return isinstance(outcome, SampleError) and outcome.retryable
+
+
+class PageImageCache:
+    """Images by page id, for one event loop. The least recently used ones are dropped first.
+
+    A call for an image that is already being fetched waits for it.
+
+    fetch: fetches one image; its error goes to all waiting calls and is not cached.
+    most_bytes: limit of the cache; an image over it is returned but not cached.
+    """
+
+    def __init__(self, fetch: Callable[[str], Awaitable[bytes]], most_bytes: int) -> None:
+        self._fetch = fetch
+        self._most_bytes = most_bytes
+        self._images: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._fetches: dict[str, asyncio.Task[bytes]] = {}
+
+    async def get(self, page_id: str) -> bytes:
+        """Return the image. Raises what `fetch` raises."""
+        if page_id in self._images:
+            self._images.move_to_end(page_id)
+            return self._images[page_id]
+        if page_id not in self._fetches:
+            task = asyncio.create_task(self._fetch_and_cache(page_id))
+            self._fetches[page_id] = task
+            task.add_done_callback(lambda _: self._fetches.pop(page_id))
+        # A cancelled call does not end the fetch for the others.
+        return await asyncio.shield(self._fetches[page_id])
+
+    async def _fetch_and_cache(self, page_id: str) -> bytes:
+        image = await self._fetch(page_id)
+        if len(image) <= self._most_bytes:
+            self._images[page_id] = image
+            self._bytes += len(image)
+        while self._bytes > self._most_bytes:
+            _, dropped = self._images.popitem(last=False)
+            self._bytes -= len(dropped)
+        return image

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from scorekit.errors import IndexChanged
-from scorekit.retrieval.image_cache import PageImageCache
+from scorekit.retrieval.client import PageImageCache
 
 
 def test_the_ones_used_longest_ago_go_first():
