@@ -24,8 +24,7 @@ from tenacity import RetryCallState
 
 from scorekit.errors import UserError
 from scorekit.llm.dialects import DIALECTS, DialectName
-from scorekit.llm.error_bodies import stated_status
-from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explained, wrong_model
+from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explained, stated_status, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.limits import (
     ConcurrencyLimiter,

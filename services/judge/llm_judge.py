@@ -9,8 +9,7 @@ import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
-from scorekit.llm.errors import CAUSES
-from scorekit.llm.sample_errors import sample_error
+from scorekit.llm.errors import CAUSES, sample_error
 from scorekit.server.backend import Worker
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import Rubric

@@ -21,10 +21,9 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.errors import SampleError, UserError
-from scorekit.llm.errors import CAUSES, LLMError, explained
+from scorekit.llm.errors import CAUSES, LLMError, explained, sample_error
 from scorekit.llm.http import ChatServer
 from scorekit.llm.limits import RetryPolicy
-from scorekit.llm.sample_errors import sample_error
 from scorekit.net.loops import gather_or_cancel
 from scorekit.net.retry import Deadline
 from scorekit.schemas import RewardOptions, RewardSample

@@ -9,8 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.llm import LLMError
-from scorekit.llm.error_bodies import stated_status
-from scorekit.llm.errors import explained
+from scorekit.llm.errors import explained, stated_status
 
 
 def openai(message: str, code: Any = None, type: Any = "invalid_request_error") -> dict[str, Any]:
