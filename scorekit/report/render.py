@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from html import escape
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.text import Text
 
 from scorekit.schemas import ErrorSpan
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 #: Severity -> style in the terminal; OTHER_STYLE is that of any other severity.
 STYLES = {
@@ -92,3 +95,16 @@ def as_html(mt: str, spans: Iterable[ErrorSpan]) -> str:
         else escape(part)
         for part, span in cut_segments(mt, spans)
     )
+
+
+_WIDE = 10_000
+
+
+def at_full_width(table: Table) -> Table:
+    """Return the table with the width of its cells: a narrow terminal cuts no number.
+
+    It is to be printed with `crop=False`."""
+    from rich.console import Console  # here: each command reads this file before its help
+
+    table.width = Console(width=_WIDE).measure(table).maximum
+    return table

@@ -1,16 +1,17 @@
-"""The rows of a file with the worst scores, and how they are printed in a terminal."""
+"""The rows of a file with the worst scores, printed in a terminal or as an HTML page."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from scorekit.report.render import as_rich_text, hint, visible
+from scorekit.report.render import as_html, as_rich_text, hint, visible
 from scorekit.schemas import ErrorSpan, UnplacedError
 
 #: Failed rows that are listed.
@@ -20,8 +21,10 @@ _MAX_LISTED = 20
 class ScoredRow(NamedTuple):
     """A row with its scores.
 
-    number: in its file. system: who translated; None: not known. texts: name -> text (src, mt,
-    ref, or a judge's variables). results: metric -> its object in the output.
+    number: in its file.
+    system: who translated; None: not known.
+    texts: name -> text (src, mt, ref, or a judge's variables).
+    results: metric -> its object in the output.
     """
 
     number: int
@@ -39,7 +42,8 @@ class ScoredRow(NamedTuple):
 class WorstRows:
     """Collects the rows with the worst scores of a metric. Of equal ones, the first.
 
-    failed: the first rows without a score. num_failed: number of all of them.
+    failed: the first rows without a score.
+    num_failed: number of all of them.
     """
 
     def __init__(self, count: int, metric: str, *, higher_is_better: bool) -> None:
@@ -174,3 +178,47 @@ def _add_text(table: Table, name: str, text: str, row: ScoredRow) -> None:
         label = kind if len(spans_by_metric) == 1 else f"{kind} of {visible(metric)}"
         errors = "; ".join(f"{visible(text[s.start : s.end])} ({hint(s)})" for s in spans)
         table.add_row(Text(f"  {label}"), Text(errors))
+
+
+def write_worst_page(path: Path, title: str, worst: WorstRows, rows: Iterable[ScoredRow]) -> Path:
+    """Write the rows as an HTML page, and return its path.
+
+    It is one file, without scripts or external resources; all texts in it are escaped.
+
+    rows: the worst ones, with their texts.
+    """
+    from scorekit.report.page import write_html  # here: what prints in a terminal needs no jinja2
+
+    failed = [(row.name, error_text(row.results[worst.metric])) for row in worst.failed]
+    return write_html(
+        path,
+        "scorekit/report/worst.html",
+        title=title,
+        worst=worst,
+        rows=[_row_values(row) for row in rows],
+        failed=failed,
+        num_unlisted=worst.num_failed - len(failed),
+    )
+
+
+def _row_values(row: ScoredRow) -> dict[str, Any]:
+    """Return what the template needs of a row."""
+    from markupsafe import Markup
+
+    lines = []
+    for name, text in row.texts.items():
+        spans_by_metric = marked_spans(name, row)
+        if not spans_by_metric:
+            lines.append((name, Markup(as_html(text, []))))
+        for metric, spans in spans_by_metric.items():
+            label = name if len(spans_by_metric) == 1 else f"{name}, {metric}"
+            lines.append((label, Markup(as_html(text, spans))))
+    return {
+        "name": row.name,
+        "system": row.system,
+        "scores": [
+            (metric, score_text(result), result["ok"]) for metric, result in row.results.items()
+        ],
+        "lines": lines,
+        "remarks": list(remarks(row)),
+    }

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scorekit.errors import UserError
-from scorekit.report.tables import at_full_width
+from scorekit.report.render import at_full_width
 from synth.config import SynthConfig
 from synth.context import Stage
 from synth.report.estimate import PARTS, RunEstimate, plan, size_text

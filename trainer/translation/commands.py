@@ -58,7 +58,7 @@ def headroom(
     examples = load_set(cfg, name)
     from rich.console import Console
 
-    from scorekit.report.tables import at_full_width
+    from scorekit.report.render import at_full_width
     from trainer.translation.best_of_n.headroom import in_words
     from trainer.translation.best_of_n.headroom_run import notes, run_headroom
 

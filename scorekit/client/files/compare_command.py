@@ -267,7 +267,7 @@ def _print_comparison(
     from rich.text import Text
 
     from scorekit.paired import FEWEST, RESAMPLES, as_row
-    from scorekit.report.tables import at_full_width
+    from scorekit.report.render import at_full_width
 
     titles = ("pairs", "A", "B", "B - A", "95 % interval", "B wins")
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)

@@ -10,7 +10,7 @@ import typer
 from scorekit.client.files.scored_file import Direction, ScoredFile
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
-from scorekit.report.worst import WorstRows, print_worst
+from scorekit.report.worst import WorstRows, print_worst, write_worst_page
 
 _Out = Annotated[
     Path, typer.Argument(metavar="OUT", help="What `scorekit score` wrote; - is stdin.")
@@ -57,6 +57,4 @@ def show(
 
             print_worst(Console(), rows, chosen)
         else:
-            from scorekit.report.worst_page import write_worst_page
-
             typer.echo(write_worst_page(html, file.path.name, rows, chosen))
