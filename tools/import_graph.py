@@ -45,7 +45,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "scorekit.server.tokenizers scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
         "app, HTTP": "scorekit.server.app scorekit.server.fake scorekit.server.page "
-        "scorekit.server.middleware scorekit.server.run",
+        "scorekit.server.run",
     },
     "services": {
         "metricx": "services.metricx services",

@@ -16,7 +16,7 @@ import structlog
 import uvicorn
 
 from scorekit.errors import UserError
-from scorekit.server.app import create_app
+from scorekit.server.app import create_app, request_id_now
 from scorekit.server.backend import Backend
 from scorekit.server.connection import (
     allow_many_connections,
@@ -25,7 +25,6 @@ from scorekit.server.connection import (
     server_config,
 )
 from scorekit.server.drain import DrainingServer
-from scorekit.server.middleware import request_id_now
 from scorekit.server.service import ScoringService
 from scorekit.server.settings import ServiceSettings, parse_settings
 from scorekit.streams import protect_streams, set_report
