@@ -23,6 +23,8 @@ def batch_advantages(
 ) -> TokenAdvantages:
     """Return the advantages that the algorithm of `rl` gives, with a KL in the reward if it asks.
 
+    rewards_B: of whole sequences.
+    token_rewards_BT: the additional reward of each token.
     mask_BT: the tokens that a reward reaches. The others must not drift: every token that the
     policy sampled has a KL term.
     """

@@ -188,7 +188,7 @@ class VLLMServer:
                 raise
             return False
         choice = first_choice(answer, self.url)
-        if not is_finished(choice):  # of an aborted one it says no weights, and so would we believe
+        if not is_finished(choice):  # an aborted one names no weights, though others may
             raise VLLMError(IDS_ROUTE, 503, "the server has broken a completion off")
         return bool(choice.get("weight_versions"))
 
