@@ -103,8 +103,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "rounds": "trainer.search.rounds",
         "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect",
         "evaluation": "trainer.search.evaluation.run",
-        "training, check": "trainer.search.training trainer.search.check "
-        "trainer.search.upper_bounds trainer.search.commands",
+        "training, check": "trainer.search.training trainer.search.check trainer.search.commands",
     },
     "synth": {
         "config, reasons": "synth",

@@ -40,8 +40,8 @@ from trainer.search.rollout.sampled import PolicyInputs, inspect_policy
 from trainer.search.services import check_index, check_retriever, has_page, open_retriever
 from trainer.search.training.loading import fitting_questions
 from trainer.search.training.train import check_trainable, workload_of
+from trainer.search.training.upper_bounds import max_cost, max_episode_tokens
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.upper_bounds import max_cost, max_episode_tokens
 
 Sets = dict[str, list[Question]]
 #: Key of the training questions.

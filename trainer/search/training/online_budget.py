@@ -41,8 +41,8 @@ from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.config import SearchConfig
 from trainer.search.evaluation.stats import document_of
 from trainer.search.records import Question, Trajectory
+from trainer.search.training.upper_bounds import most_turns
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.upper_bounds import most_turns
 
 log = logging.getLogger(__name__)
 #: Fewest episodes of a group: a single one has no comparison.

@@ -10,7 +10,7 @@ import pytest
 from tests.kits.trainer.searching.episodes import ask
 from trainer.runs.batches import batch_indices
 from trainer.search.config import SearchConfig
-from trainer.search.upper_bounds import max_training_episodes, most_turns
+from trainer.search.training.upper_bounds import max_training_episodes, most_turns
 
 SIZES = (2, 16, None, 4, 8, None, 3)
 QUESTIONS = [ask(f"q{n}", n_agent=size) for n, size in enumerate(SIZES)]
