@@ -34,7 +34,7 @@ from scorekit.errors import (
 from scorekit.net.retry import TELL_AFTER_S, Deadline, clock_time
 from scorekit.numeric import cosine, vector_error
 from scorekit.processes import end_with_parent, same_modules
-from trainer.roleplay.calibration import CANARIES, FILE, Calibration, Use, read_calibration
+from trainer.roleplay.calibration import CANARIES, FILE, Calibration, Use, fit, read_calibration
 from trainer.roleplay.reply import can_be_embedded
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.turn import RoleplayTurn

@@ -37,12 +37,13 @@ from trainer.runs.evaluation.files import (
     EvaluatedPolicy,
     EvaluationFiles,
     EvaluationOutcome,
+    EvaluationReport,
     check_folder,
     check_same_scoring,
     config_text,
     has_evaluation,
+    reports_by_set,
 )
-from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.answer.config import GeneratorConfig
 from trainer.search.config import SearchConfig
