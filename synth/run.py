@@ -42,7 +42,7 @@ from synth.reasons import Reason, explain
 from synth.report.page import write_report
 from synth.report.views import write_stats, write_views
 from synth.stages.table import BY_NAME, ORDER, map_stage
-from synth.storage.shares import Share
+from synth.storage.shares import ShardShare
 from synth.storage.stats import Exporter, count_stage, unreadable
 from synth.storage.store import StageFolder
 
@@ -73,10 +73,10 @@ class RunOptions:
     repair: int | None = None
 
     @property
-    def share(self) -> Share:
+    def share(self) -> ShardShare:
         """Return the share of this process: without numbers of machines, every free shard."""
         takes_all = self.num_shards == 1 or len(self.stages) > 1
-        return Share(self.shard_id, self.num_shards, takes_all)
+        return ShardShare(self.shard_id, self.num_shards, takes_all)
 
 
 def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
@@ -88,8 +88,8 @@ def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
 def run_folders(cfg: SynthConfig, options: RunOptions) -> tuple[Path, ...]:
     """Return the folders that may have a stage's output: the run's; a dry run goes on from that of
     the run itself."""
-    own = run_folder(cfg, options)
-    return (own, cfg.run.out_dir) if options.dry_run else (own,)
+    folder = run_folder(cfg, options)
+    return (folder, cfg.run.out_dir) if options.dry_run else (folder,)
 
 
 def run_stages(cfg: SynthConfig, options: RunOptions) -> None:

@@ -16,7 +16,7 @@ from synth.config import SynthConfig, answers_place
 from synth.execution.driver import run_async, run_map_stage
 from synth.execution.processes import shared_budget
 from synth.execution.stage import MapStage, StageIncomplete, StageWork
-from synth.storage.shares import Share
+from synth.storage.shares import ShardShare
 from synth.storage.store import StageFolder
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], work: StageW
     stats.of_others = True  # each task writes its own stats
     shards = stage.input_of(work.out_dirs).shards() or 0
     folder.set_manifest({**manifest, "shards": shards})
-    todo = [index for index in work.share.own(shards) if folder.mark(index) is None]
+    todo = [index for index in work.share.assigned(shards) if folder.mark(index) is None]
     cores = int(ray.cluster_resources().get("CPU", 1))
     at_once = max(1, min(len(todo), cores, work.cfg.teacher.max_concurrency))
     cfg = with_absolute_answers(shared_budget(work.cfg, at_once)).model_dump(mode="json")
@@ -133,7 +133,7 @@ def _run_shard(
         folder,
         out_dirs,
         limit=limit,
-        share=Share(index, shards),
+        share=ShardShare(index, shards),
         give_up=give_up,
     )
     with contextlib.suppress(StageIncomplete):

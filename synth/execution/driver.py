@@ -26,7 +26,7 @@ from synth.execution.services import open_clients
 from synth.execution.stage import MapStage, StageIncomplete, StageProgress, StageWork
 from synth.execution.stage_start import check_begun
 from synth.record import DeferredRecord, KeptRecord, RejectedRecord, TemporaryFailure
-from synth.storage.shares import Share, WorkClaims
+from synth.storage.shares import ShardShare, WorkClaims
 from synth.storage.store import Record, ShardWriter, StageFolder, read_records
 
 log = structlog.get_logger()
@@ -105,7 +105,7 @@ def run_async(work: Any) -> None:
 
 
 def _plan(
-    source: StageFolder, folder: StageFolder, shards: int, share: Share, limit: int | None
+    source: StageFolder, folder: StageFolder, shards: int, share: ShardShare, limit: int | None
 ) -> Iterator[tuple[int, int, bool]]:
     """Yield (shard, number of records to take, is done) for the shards to process.
 

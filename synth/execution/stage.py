@@ -15,7 +15,7 @@ from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.record import KeptRecord, RejectedRecord
 from synth.storage.distributions import DistributionChart, Distributions
-from synth.storage.shares import Share
+from synth.storage.shares import ShardShare
 from synth.storage.stats import StageStats
 from synth.storage.store import Record, StageFolder
 
@@ -66,7 +66,7 @@ class StageWork:
     folder: StageFolder
     out_dirs: tuple[Path, ...]
     limit: int | None = None
-    share: Share = field(default_factory=Share)
+    share: ShardShare = field(default_factory=ShardShare)
     give_up: bool = False
     progress: StageProgress = field(default_factory=StageProgress)
 

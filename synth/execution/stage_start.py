@@ -12,7 +12,7 @@ from scorekit.files import remove_temporaries
 from scorekit.locks import hold_locks
 from synth.config import SynthConfig
 from synth.execution.stage import Stage, StageWork
-from synth.storage.shares import Share
+from synth.storage.shares import ShardShare
 from synth.storage.store import StageFolder, digest_of
 
 
@@ -62,7 +62,7 @@ def requested_manifest(
 
 
 def continued_manifest(
-    folder: StageFolder, requested: dict[str, Any], share: Share, *, resume: bool
+    folder: StageFolder, requested: dict[str, Any], share: ShardShare, *, resume: bool
 ) -> dict[str, Any]:
     """Return the manifest that a stage continues with: that of its output, if it has some.
 
@@ -108,11 +108,11 @@ def clear(out_dir: Path, stage: Stage, later: Sequence[Stage]) -> None:
     StageFolder(out_dir, stage.name).clear()
 
 
-def _has_output(folder: StageFolder, share: Share) -> bool:
+def _has_output(folder: StageFolder, share: ShardShare) -> bool:
     shards = folder.shards()
     if not shards:  # started, but the number is unknown: other machines may be working
         return share.num_shards == 1
-    return any(folder.mark(i) for i in share.own(shards))
+    return any(folder.mark(i) for i in share.assigned(shards))
 
 
 def _difference(existing: Mapping[str, Any], requested: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from scorekit.locks import holder, release, try_lock
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShardShare:
     """The share of this process in the shards of a stage, or in the files of the corpus.
 
     shard_id: number of this machine.
@@ -23,13 +23,13 @@ class Share:
     num_shards: int = 1
     takes_all: bool = False
 
-    def own(self, shards: int) -> range:
+    def assigned(self, shards: int) -> range:
         """Return the shards assigned to this process."""
         return range(self.shard_id, shards, self.num_shards)
 
     def candidates(self, shards: int) -> range:
         """Return the shards that this process may take."""
-        return range(shards) if self.takes_all else self.own(shards)
+        return range(shards) if self.takes_all else self.assigned(shards)
 
 
 class WorkClaims:

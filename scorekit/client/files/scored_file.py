@@ -1,4 +1,4 @@
-"""What `scorekit score` wrote: a line a sample, and OUT.meta.json, which says what scored it.
+"""Read the output of `scorekit score`: a line a sample, and OUT.meta.json with what scored it.
 
 A line has the result of one metric (`--url`), or an object for each metric (`--metric`).
 OUT.meta.json also says what the output was made from: only the same job may resume it.

@@ -16,7 +16,7 @@ from synth.execution.stage import MapStage, Stage, StageProgress, StageWork
 from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.stages.table import ORDER
-from synth.storage.shares import Share
+from synth.storage.shares import ShardShare
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of
 
 STAGES = ORDER[1:5]
@@ -102,7 +102,7 @@ def stage_work(
         StageFolder(out_dir, stage.name),
         (out_dir,),
         limit=limit,
-        share=Share(shard_id, num_shards, share),
+        share=ShardShare(shard_id, num_shards, share),
         give_up=give_up,
         progress=StageProgress(**progress),
     )

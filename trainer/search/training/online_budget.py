@@ -243,8 +243,9 @@ class OnlineBudget:
         question).
         """
         spent = self._spent()
-        own = [self._decide(update, number, chosen, spent)] if self._world.is_main else []
-        return self._world.gather(own)[0]
+        is_main = self._world.is_main
+        decisions = [self._decide(update, number, chosen, spent)] if is_main else []
+        return self._world.gather(decisions)[0]
 
     def stats(self, decisions: Sequence[BudgetDecision], final: Mapping[str, Trajectory]) -> Stats:
         """Return the stats of an update: of its first decision, and what came of all."""

@@ -50,16 +50,16 @@ def gradients_of(configs: Sequence[Any], out: Path, processes: int) -> list[Grad
     return gradients
 
 
-def assert_same_gradients(single: Gradients, shared: Gradients, least: float) -> None:
+def assert_same_gradients(single: Gradients, shared: Gradients, minimum: float) -> None:
     """Check that two updates are one, in float64, and not nothing.
 
-    least: what their largest gradient exceeds, far above the tolerance.
+    minimum: what their largest gradient exceeds, far above the tolerance.
     """
     assert single.keys() == shared.keys()
     for name, expected in single.items():
         assert expected.dtype == torch.float64
         torch.testing.assert_close(shared[name], expected, atol=CLOSE, rtol=0)
-    assert max(value.abs().max() for value in single.values()) > least
+    assert max(value.abs().max() for value in single.values()) > minimum
 
 
 def timeless_lines(
