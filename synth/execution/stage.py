@@ -38,7 +38,7 @@ class StageIncomplete(ScorekitError):
 
 @dataclass(slots=True)
 class StageProgress:
-    """What a stage reports while it runs.
+    """Shows the progress of a stage while it runs.
 
     advance: called with the number of records done, and first with the total, for a progress bar.
     print_line: called with a line for the user.

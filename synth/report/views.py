@@ -1,4 +1,4 @@
-"""What a run writes after each stage: stats.json, and views, the records of shards as one readable
+"""Write after each stage: stats.json, and views, the records of shards as one readable
 file.
 
 A view is written once, when its stage is done; each stage appends to `rejected.jsonl`. With more

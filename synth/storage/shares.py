@@ -1,4 +1,4 @@
-"""Which shards of a stage a process takes: its own, or every free one."""
+"""Assign the shards of a stage to processes: a fixed part, or every free one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked before the first update: by a run, and by `scorekit check` without weights.
+"""Check before the first update: in a run, and in `scorekit check` without weights.
 
 A run checks its turns, chat template, rewards, and the ends of replies; `check_run` also the model,
 options and memory.

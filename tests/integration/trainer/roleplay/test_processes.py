@@ -64,7 +64,7 @@ def gradients(
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_of_two_processes_is_that_of_one(gradients: Any, case: str) -> None:
     """Check groups of four completions in passes of three: one group lies in both processes."""
-    assert_same_gradients(gradients[1][case], gradients[2][case], least=1e-4)
+    assert_same_gradients(gradients[1][case], gradients[2][case], minimum=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def gradients(
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_of_two_processes_is_that_of_one(gradients: Any, case: str) -> None:
     single = gradients[1][case]
-    assert_same_gradients(single, gradients[2][case], least=1e-5)
+    assert_same_gradients(single, gradients[2][case], minimum=1e-5)
     for name, other in gradients[1].items():
         differences = [(single[key] - other[key]).abs().max() for key in single]
         assert name == case or max(differences) > 1e-5, name
