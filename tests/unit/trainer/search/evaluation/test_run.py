@@ -26,7 +26,7 @@ def evaluate(monkeypatch, tmp_path):
         yield SimpleNamespace(retriever=pages, index=pages.info(), stream=None, answering=None)
 
     def evaluated(load):
-        monkeypatch.setattr(run, "opened", contextmanager(load))
+        monkeypatch.setattr(run, "open_candidate", contextmanager(load))
         monkeypatch.setattr(run, "open_services", services)
         monkeypatch.setattr(run, "_write", lambda *_: None)
         cfg = SearchConfig.model_validate({"misc": {"run_dir": str(tmp_path)}})
