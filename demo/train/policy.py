@@ -59,7 +59,7 @@ def new_model() -> LlamaForCausalLM:
 def prompt_ids(tokenizer: Any, source: str) -> list[int]:
     """Return the source as a single user turn."""
     turn = [{"role": "user", "content": source}]
-    return tokenizer.apply_chat_template(turn, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
 
 
 def pair_ids(tokenizer: Any, source: str, target: str) -> tuple[list[int], int]:

@@ -38,7 +38,7 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the tables on the terminal, and more than the page has.
+    """Print the tables on the terminal: all of them, while the page has a few.
 
     The last lines say what the seeds show.
     """
@@ -46,7 +46,7 @@ def show(results: dict[str, Any]) -> None:
         text = omission_tables(results)
     else:
         runs = main_runs(results)
-        parts = [tables(results), "### Tokens that the start policy was penalised for"]
+        parts = [all_tables(results), "### Tokens that the start policy was penalised for"]
         text = "\n\n".join([*parts, probe_table(runs), *verdicts(runs)])
     Console(width=160).print(Markdown(text))
 
@@ -54,11 +54,12 @@ def show(results: dict[str, Any]) -> None:
 def write_page(results: dict[str, Any]) -> None:
     """Put tables and pictures into docs/explanation/evidence/translation.md."""
     if _on_omissions(results):
-        write_between(BEGIN_OMISSIONS, END_OMISSIONS, omission_tables(results), PAGE)
+        text = "\n\n".join([_headline(results), quality_table(results["runs"], results["start"])])
+        write_between(BEGIN_OMISSIONS, END_OMISSIONS, text, PAGE)
         return
     names = write_images(results)
     image_links = "\n".join(f"![{title}]({name}.svg)" for name, title in names)
-    write_between(BEGIN, END, f"{tables(results)}\n\n{image_links}", PAGE)
+    write_between(BEGIN, END, f"{page_tables(results)}\n\n{image_links}", PAGE)
 
 
 def _on_omissions(results: dict[str, Any]) -> bool:
@@ -68,8 +69,18 @@ def _on_omissions(results: dict[str, Any]) -> bool:
 # -- tables -------------------------------------------------------------------------------------
 
 
-def tables(results: dict[str, Any]) -> str:
+def page_tables(results: dict[str, Any]) -> str:
     """Return the tables of the page, in Markdown."""
+    runs = main_runs(results)
+    chrf = _changes(runs).get("chrF")
+    seeds = [seeds_table(chrf, ARMS["shuffled"].title, digits=2)] if chrf else []
+    title = "Change of chrF from the start, seeds as the unit:"
+    parts = [_headline(results), quality_table(runs, results["start"])]
+    return "\n\n".join([*parts, *([title] if seeds else []), *seeds])
+
+
+def all_tables(results: dict[str, Any]) -> str:
+    """Return all tables, in Markdown."""
     runs, start = main_runs(results), results["start"]
     compared = [run for run in runs if run["seed"] == 1 and run["arm"] in ("both", "spans")]
     ablations = [run for run in results["runs"] if ARMS[run["arm"]].ablation]
@@ -290,13 +301,6 @@ def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
     runs = [run for run in results["runs"] if run["arm"] in _COLOURS]
     curves: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
         ("chrf", "held-out chrF", lambda point: point["chrf"]),
-        ("metricx", "MetricX reward (5 - score)", lambda point: 5.0 - point["metricx_score"]),
-        ("penalty", "span penalty of a token", lambda point: point["penalty"]),
-        (
-            "penalised",
-            "log-probability: penalised minus other tokens",
-            lambda point: point["probe_gap"],
-        ),
     )
     PAGES.mkdir(parents=True, exist_ok=True)
     names = []
