@@ -32,8 +32,6 @@ _ZONE = re.compile(
     r"|현지 ?시[간각]|한국 ?시[간각]|표준시|当地时间|當地時間|北京时间|时区"
 )
 _LUNAR = re.compile(r"음력|农历|農曆|阴历|初[一二三四五六七八九十]|lunar", re.IGNORECASE)
-
-
 #: By language: the text between the numbers of "one in five", and whether the part stands first.
 _SHARES = {
     "en": (re.compile(r" (?:in|out of) (?:every |each )?", re.IGNORECASE), True),
@@ -41,6 +39,7 @@ _SHARES = {
     "ko": (re.compile(r" ?[가-힣]{0,2} ?중(?:에서?)? ?(?:약 )?"), False),
     "zh": (re.compile(r"[\u4e00-\u9fff]{0,2}[中里裡](?:就)?(?:有|,|，)?"), False),
 }
+#: Characters between the numbers of a share, at most.
 _SHARE_GAP = 12
 #: How many times larger or smaller a wrong conversion may be: beyond, it is another thing.
 _FARTHEST = 50

@@ -150,6 +150,7 @@ def levels(text: str, names: Sequence[tuple[int, int]] = ()) -> list[Level]:
 
 
 def _blank(match: re.Match[str]) -> str:
+    """Return as many spaces: the positions of the other words stay."""
     return " " * len(match[0])
 
 
