@@ -289,9 +289,9 @@ def _numbers_of(text: NumberedText, spans: Iterable[Moment]) -> Iterator[int]:
                 yield index
 
 
-def _words(text: NumberedText, place: NumberWithUnit | Moment) -> str:
+def _words(text: NumberedText, part: NumberWithUnit | Moment) -> str:
     """Return what the text says there."""
-    return text.text[place.start : place.end].strip()
+    return text.text[part.start : part.end].strip()
 
 
 # -- shares ----------------------------------------------------------------------------------------
