@@ -65,7 +65,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "checks": "trainer.runs.checks",
         "chat": "trainer.chat",
         "sft": "trainer.sft",
-        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.learner trainer.runs.open "
+        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.open "
         "trainer.runs.trl trainer.runs.artifacts trainer.runs.batches trainer.runs.results",
         "command": "trainer.__main__",
     },

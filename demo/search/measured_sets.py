@@ -1,5 +1,6 @@
-"""The sets that every policy is measured on (questions about documents outside all trainings), and
-the services of each.
+"""The sets that every policy is measured on, and the services of each.
+
+Their questions are about documents outside all trainings.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 from demo.search.answer_keys import FINAL_KEYS, KEYS
 from demo.search.generator import NAME as GENERATOR
-from demo.search.make_corpus import FINAL_TEST, HELDOUT
+from demo.search.generator import create_app
+from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import CORPUS, FINAL_CORPUS
 from testing.processes import running_service, serving
 
@@ -57,10 +59,8 @@ def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, di
 
 def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> dict[str, str]:
     from demo.search.answering import Answerer
-    from demo.search.generator import create_app
     from demo.search.loop.knowing import NAME as KNOWING
     from demo.search.loop.knowing import KnowingAnswerer
-    from demo.search.make_corpus import TRAIN
     from demo.search.run import ingest
 
     index = folder / f"index{measured_set.ending}"

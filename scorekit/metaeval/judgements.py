@@ -27,6 +27,14 @@ _DOCUMENT = ("doc", "document", "doc_id")
 _SEGMENT = ("globalSegId", "docSegId", "seg_id", "segment", "seg", "segment_id")
 _MARK = re.compile(r"</?v>")
 _LONGEST_NAME = 80
+#: Kind of rows -> the note about them.
+_NOTES = {
+    "tests": "rows that test the raters' attention (HOTW) are left out",
+    "bare": "rows without a rater (metadata) are left out",
+    "source": "errors of the source, or reinterpretations, count for nothing",
+    "unplaced": "errors have no mark in the translation: in the score alone",
+    "quoted": "rows have a text in a CSV's quotes: they are taken off",
+}
 
 
 class Span(NamedTuple):
@@ -120,15 +128,15 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     if file.format in ("csv", "txt"):  # they cannot hold spans
         raise UserError(f"{path}: judgements are .jsonl or .tsv")
     if file.format == "tsv":  # most of the published files are not quoted; `unquoted` decides
-        judgements = _published(RowFile(path, "tsv-unquoted"))
+        judgements = _read_published(RowFile(path, "tsv-unquoted"))
     else:
-        judgements = _json(file, lower_is_better)
+        judgements = _read_jsonl(file, lower_is_better)
     if not judgements.translations:
         raise UserError(f"{path}: it has no judgements")
     return judgements
 
 
-def _json(file: RowFile, lower_is_better: bool) -> Judgements:
+def _read_jsonl(file: RowFile, lower_is_better: bool) -> Judgements:
     by_key: dict[tuple[str, str, str], JudgedTranslation] = {}
     by_rater: dict[tuple[int, str], tuple[int, Rating]] = {}
     empty = blameless = repeated = 0
@@ -249,7 +257,7 @@ def checked_span(raw_span: Mapping[str, Any], length: int) -> Span:
     return Span(start, end, severity.strip().upper())
 
 
-def _published(file: RowFile) -> Judgements:
+def _read_published(file: RowFile) -> Judgements:
     """Read one row per error; a rater's rows of a translation may be apart."""
     by_key: dict[tuple[str, str, str], JudgedTranslation] = {}
     raters: dict[tuple[int, str], Rating] = {}
@@ -283,16 +291,6 @@ def _published(file: RowFile) -> Judgements:
         counts["unplaced"] += not error.ranges
     notes = [f"{counts[name]:,} {text}" for name, text in _NOTES.items() if counts[name]]
     return Judgements(_checked(by_key, file.path), notes)
-
-
-#: Notes about a published file, by the kind of its rows.
-_NOTES = {
-    "tests": "rows that test the raters' attention (HOTW) are left out",
-    "bare": "rows without a rater (metadata) are left out",
-    "source": "errors of the source, or reinterpretations, count for nothing",
-    "unplaced": "errors have no mark in the translation: in the score alone",
-    "quoted": "rows have a text in a CSV's quotes: they are taken off",
-}
 
 
 def _no_judgement(row: Mapping[str, Any]) -> str | None:

@@ -39,6 +39,11 @@ from scorekit.retrieval.wire import REVISION_HEADER, IndexInfo, Page, PageHit
 from scorekit.schemas import WireAnswer, WireError
 from scorekit.scorers import check_is_list
 
+#: The hits of a search, best first, or the error of one that failed.
+SearchOutcome = list[PageHit] | SampleError
+#: A query, and the ids of pages to leave out.
+Search = tuple[str, tuple[str, ...]]
+
 _WHAT = "page retriever"
 _PNG = b"\x89PNG\r\n\x1a\n"
 #: Total bytes of the images that a client caches.
@@ -296,11 +301,6 @@ def _path_of(page_id: str) -> str:
     segment = quote(page_id, safe="", errors="surrogatepass").replace(".", "%2E")
     return f"/v1/pages/{segment}"
 
-
-#: The hits of a search, best first, or the error of one that failed.
-SearchOutcome = list[PageHit] | SampleError
-#: A query, and the ids of pages to leave out.
-Search = tuple[str, tuple[str, ...]]
 
 #: Bytes of a body besides its searches: options, brackets.
 _FRAME = 256

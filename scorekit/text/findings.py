@@ -97,7 +97,7 @@ def debris(src: str, mt: str, target_lang: str) -> TextFinding | None:
 
 def _damages(src: str, mt: str, target_lang: str) -> Iterator[TextFinding]:
     if not mt.isascii():
-        yield from _damaged(src, mt)
+        yield from _broken_characters(src, mt)
         scripts = set(scripts_of(target_lang))
         if scripts in _PLAIN_SCRIPTS:
             yield from _invisible(src, mt)
@@ -107,7 +107,8 @@ def _damages(src: str, mt: str, target_lang: str) -> Iterator[TextFinding]:
         yield from _escapes(src, mt)
 
 
-def _damaged(src: str, mt: str) -> Iterator[TextFinding]:
+def _broken_characters(src: str, mt: str) -> Iterator[TextFinding]:
+    """Yield characters that no text has, and text that was read in a wrong encoding."""
     for broken in _BROKEN.finditer(mt):
         if broken.group() not in src:
             yield TextFinding(f"U+{ord(broken.group()):04X}", Certainty.CERTAIN)

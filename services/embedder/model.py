@@ -48,6 +48,7 @@ EMBEDDER_FILES = [
     "vocab.txt",
     "merges.txt",
 ]
+#: Modules of sentence-transformers that a folder may name.
 _STEPS = {"Transformer", "Pooling", "Dense", "Normalize", "LayerNorm", "Dropout"}
 #: Suffixes of the model's files. The digest covers these files.
 _SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt"}

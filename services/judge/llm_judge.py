@@ -31,8 +31,6 @@ _RETRY_NOTE = (
 #: Label of models that the operator did not name. Callers can name any model, and each label is a
 #: time series.
 OTHER = "other"
-
-
 #: A task of the judge: a rubric, or the errors of a translation.
 JudgeTask = Rubric | MqmTask
 

@@ -259,14 +259,14 @@ def load_tokenizer(folder: Path, name: str) -> Tokenizer:
     invalid, or if the two files have different pieces.
     """
     try:
-        return _load(folder)
+        return _read_tokenizer(folder)
     except Exception as error:  # tokenizers raises nothing narrower
         reason = (str(error) or type(error).__name__).split("\n")[0]
         raise UserError(f"--tokenizer {name}: cannot be read: {reason}") from None
 
 
-def _load(folder: Path) -> Tokenizer:
-    settings = _settings(folder)
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    settings = _tokenizer_settings(folder)
     special = _special_tokens(settings)
     file, stored = folder / "spiece.model", folder / "tokenizer.json"
     if file.is_file():
@@ -289,7 +289,7 @@ def _load(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _tokenizer_settings(folder: Path) -> dict[str, Any]:
     """Return tokenizer_config.json, overridden by special_tokens_map.json."""
     settings = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
     # As in google/mt5's folders: mT5 has these pieces in its file; T5 adds a hundred after it.

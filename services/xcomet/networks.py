@@ -83,7 +83,7 @@ class LayerwiseAttention(nn.Module):  # type: ignore[misc]
         """Return the mix [R, P, H] of all layers, each [R, P, H], with their mask [R, P].
 
         Used in training, for a mix without `layer_norm`. The service mixes the layers while the
-        encoder runs (`layer_capture.py`).
+        encoder runs (`LayerCapture`).
         """
         if self.layer_norm:
             raise NotImplementedError("training with layer_norm")

@@ -1,6 +1,7 @@
 """The services of a stage: teacher, MetricX, judge. Cached answers are not requested again.
 
-Small calls of MetricX go together in one request.
+Small calls of MetricX go together in one request (`CoalescingScorer`). At the end stand the
+settings that answers and scores depend on.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ BARS = 40  # of a chart
 _LINES = 10  # of files, that could not be read
 SHOWN = 8  # pairs of each kind that were kept
 _PER_STRATUM, _RESCUED = 3, 6  # of a length bucket; of all
-_REJECTED, _CODES = 2, 60  # of a reason
+_REJECTED, _CODES = 2, 60  # of a reason; reasons: a judge may make up its own
 
 
 def write_report(
@@ -312,9 +312,6 @@ def _draw_bars(spreads: list[tuple[Mapping[str, Any], str]], axes: Any) -> int:
         axes.stairs(100 * counts / spread["n"], edges, fill=True, alpha=0.45, label=label)
     axes.set_ylabel("% of records")
     return len(spreads)
-
-
-_REJECTED, _CODES = 2, 60  # of a reason; reasons: a judge may make up its own
 
 
 class Smallest:

@@ -1,5 +1,4 @@
-"""Write after each stage: stats.json, and views, the records of shards as one readable
-file.
+"""Write stats.json after each stage, and views: the records of its shards as one readable file.
 
 A view is written once, when its stage is done; each stage appends to `rejected.jsonl`. With more
 than `run.view_records` records no view is written, because it would need the disk space again,

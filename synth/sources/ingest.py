@@ -1,4 +1,7 @@
-"""Read one file of the corpus and write the sources that can be in the sample."""
+"""Read one file of the corpus and write the sources that can be in the sample.
+
+Texts in another language are left out (`SourceLanguage`).
+"""
 
 from __future__ import annotations
 

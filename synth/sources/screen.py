@@ -1,8 +1,8 @@
 """Remove near duplicates and evaluation texts from the drawn sample.
 
 The merging process searches for both in the order of the sample, so that the result does not depend
-on the number of reading processes. The format filter searches
-translations for evaluation texts, too.
+on the number of reading processes. The format filter searches translations for evaluation texts,
+too.
 """
 
 from __future__ import annotations
@@ -85,7 +85,12 @@ def screen(
     return verdict
 
 
+# -- near duplicates -------------------------------------------------------------------------------
+
+
+#: Number of minima of a text, and of characters in a run.
 _HASHES, _GRAM = 126, 5
+#: Factors that mix the bits of a run.
 _ODD, _MIX = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD
 #: Share of pairs at the threshold that must meet in a band.
 _RECALL = 0.99
@@ -232,6 +237,10 @@ def _similarity(values: list[np.ndarray], left: np.ndarray, right: np.ndarray) -
     return equal / (len(values) * values[0].shape[1])
 
 
+# -- evaluation texts ------------------------------------------------------------------------------
+
+
+#: Characters of scripts without spaces between words.
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _UNIT = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
 #: Invisible characters: zero-width characters, soft hyphens, direction marks.

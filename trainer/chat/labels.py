@@ -289,8 +289,10 @@ def _differing(first: str, second: str) -> str:
 
 
 def _head(text: str) -> str:
+    """Return the beginning of a text, in quotes."""
     return repr(text[:_MAX_QUOTED])
 
 
 def _tail(text: str) -> str:
+    """Return the end of a text, in quotes."""
     return repr(text[-_MAX_QUOTED // 2 :])

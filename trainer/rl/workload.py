@@ -1,4 +1,4 @@
-"""Counts the processes that an update has work for, from the config alone.
+"""Count the processes that an update has work for, from the config alone.
 
 A process without work is a mistake, which `Workload.check` reports before a model is loaded.
 """

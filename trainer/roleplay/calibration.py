@@ -207,19 +207,22 @@ def fit(
 
 def _sample(turns: Sequence[RoleplayTurn], rows: int, seed: int) -> list[RoleplayTurn]:
     """Return a sample of turns with a reference; it does not depend on the order of the data."""
-    usable = sorted((turn for turn in turns if _text(turn.reference)), key=lambda turn: turn.id)
+    usable = sorted(
+        (turn for turn in turns if _is_usable(turn.reference)), key=lambda turn: turn.id
+    )
     if len(usable) <= rows:
         return usable
     return random.Random(stream_seed("anchors", seed, "rows")).sample(usable, rows)
 
 
-def _text(text: str | None) -> bool:
+def _is_usable(text: str | None) -> bool:
+    """Return whether there is a text, and it can be embedded."""
     return text is not None and can_be_embedded(text)
 
 
 def _answers(turns: Sequence[RoleplayTurn]) -> list[Pair]:
     """Return pairs of user turns and their references."""
-    return [(turn.user_turn, turn.reference or "") for turn in turns if _text(turn.user_turn)]
+    return [(turn.user_turn, turn.reference or "") for turn in turns if _is_usable(turn.user_turn)]
 
 
 def _adjacent(sampled: Sequence[RoleplayTurn], turns: Sequence[RoleplayTurn]) -> list[Pair]:
@@ -230,7 +233,7 @@ def _adjacent(sampled: Sequence[RoleplayTurn], turns: Sequence[RoleplayTurn]) ->
     sampled_ids = {turn.id for turn in sampled}
     groups: dict[tuple[str | None, ...], list[RoleplayTurn]] = defaultdict(list)
     for turn in turns:
-        if _text(turn.reference) and (turn.character_name or turn.dialogue):
+        if _is_usable(turn.reference) and (turn.character_name or turn.dialogue):
             story = ("dialogue", turn.dialogue) if turn.dialogue else ("scenario", turn.scenario)
             groups[(*story, turn.character_name)].append(turn)
     pairs = []

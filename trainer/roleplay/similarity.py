@@ -39,6 +39,8 @@ from trainer.roleplay.reply import can_be_embedded
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.turn import RoleplayTurn
 
+messages = logging.getLogger(__name__)
+
 #: Timeout in seconds of the first request; during a run the client waits longer.
 _REACH_S = 10.0
 
@@ -201,7 +203,6 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
 # -- the server of a folder ------------------------------------------------------------------------
 
 
-messages = logging.getLogger(__name__)
 #: Longest time in seconds to load a model, and for a service to end by itself.
 READY_S, STOP_S = 900.0, 15.0
 #: Longest time in seconds from the end of its connections to that of the process.

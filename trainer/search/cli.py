@@ -70,7 +70,6 @@ def loop(
 
     with clean_exit(f"the same command (--out {out})", stdout="log"):
         show_messages()
-        from rich.console import Console
         from rich.table import Column, Table
 
         from trainer.search.rounds.config import RoundsConfig

@@ -58,8 +58,8 @@ def with_reward(trajectory: Trajectory, cfg: SearchRewardConfig) -> Trajectory:
 
     reward = w_judge * score + w_ndcg * NDCG + w_format * format, where format is 1 or 0; a gate
     makes it 0 if format is 0. If a component with a weight is missing, there is no value: the
-    status is failed or late, never 0. A forced end gets 0 or a penalty, or is
-    scored as any other (`forced_completion`).
+    status is failed or late, never 0. A forced end gets 0 or a penalty, or is scored as any other
+    (`forced_completion`).
     """
     value = ndcg(trajectory.shown_pages, trajectory.question, cfg.ndcg_gold)
     return trajectory.model_copy(update={"ndcg": value, "reward": _reward(trajectory, value, cfg)})

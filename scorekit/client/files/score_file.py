@@ -449,8 +449,7 @@ class EarlyResults:
             return
         for raw in self._path.read_bytes().splitlines(keepends=True):
             fields = from_json(raw)
-            should_retry = not fields["ok"] and is_transient(fields["error"])
-            if fields["line"] > after and not should_retry:
+            if fields["line"] > after and not _is_transient(fields):
                 self._records[fields["line"]] = EarlyResult(fields, raw)
 
     def save(self) -> None:

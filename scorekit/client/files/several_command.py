@@ -224,8 +224,6 @@ class SeveralCommand:
                 raise UserError(f"--{name.replace('_', '-')}: none of the metrics has this option")
 
     def _write_and_print(self, several: SeveralRun, seconds: float) -> None:
-        from rich.console import Console
-
         directions = {part.name: part.metric.higher_is_better for part in several.parts}
         scores = SystemScores(directions, self._parallel.systems if self._parallel else [])
         first = several.parts[0].name

@@ -53,7 +53,11 @@ def add_docs_route(app: FastAPI, has_page: bool) -> None:
 
 
 def make_page(kind: str, service: str) -> tuple[bytes, dict[str, str]]:
-    """Return the document in UTF-8 and its response headers."""
+    """Return the document in UTF-8 and its response headers.
+
+    kind: what it is for, a key of `_SCRIPTS`.
+    service: the displayed name.
+    """
     parts = "\n".join(_read(f"{name}.js") for name in _SCRIPTS[kind])
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     style = _read("style.css")

@@ -32,8 +32,6 @@ _ZONE = re.compile(
     r"|현지 ?시[간각]|한국 ?시[간각]|표준시|当地时间|當地時間|北京时间|时区"
 )
 _LUNAR = re.compile(r"음력|农历|農曆|阴历|初[一二三四五六七八九十]|lunar", re.IGNORECASE)
-
-
 #: By language: the text between the numbers of "one in five", and whether the part stands first.
 _SHARES = {
     "en": (re.compile(r" (?:in|out of) (?:every |each )?", re.IGNORECASE), True),
@@ -41,6 +39,7 @@ _SHARES = {
     "ko": (re.compile(r" ?[가-힣]{0,2} ?중(?:에서?)? ?(?:약 )?"), False),
     "zh": (re.compile(r"[\u4e00-\u9fff]{0,2}[中里裡](?:就)?(?:有|,|，)?"), False),
 }
+#: Characters between the numbers of a share, at most.
 _SHARE_GAP = 12
 #: How many times larger or smaller a wrong conversion may be: beyond, it is another thing.
 _FARTHEST = 50
@@ -189,7 +188,7 @@ def _add_conflict(
     conflicts: Conflicts,
 ) -> None:
     """Add the conflict of two quantities of one kind that are not equal."""
-    seen = f"{_quantity_text(src, src_quantity)} is {_quantity_text(mt, mt_quantity)}"
+    seen = f"{_words(src, src_quantity)} is {_words(mt, mt_quantity)}"
     sure = src_quantity.sure and mt_quantity.sure and is_only
     if src_quantity.has_unit_of(mt_quantity):
         # Numbers that are required are compared without units, too: here are the small words.
@@ -210,10 +209,6 @@ def _add_conflict(
             (conflicts.likely if is_likely else conflicts.doubts).append(seen)
 
 
-def _quantity_text(text: NumberedText, quantity: NumberWithUnit) -> str:
-    return text.text[quantity.start : quantity.end].strip()
-
-
 # -- times, dates, days ----------------------------------------------------------------------------
 
 
@@ -224,7 +219,7 @@ def _compare_times(src: NumberedText, mt: NumberedText, conflicts: Conflicts) ->
     _explain(src, mt, src.times, mt.times, open_src, open_mt, conflicts)
     if not open_src or not open_mt:
         return
-    seen = f"{_span(src, open_src[0])} is {_span(mt, open_mt[0])}"
+    seen = f"{_words(src, open_src[0])} is {_words(mt, open_mt[0])}"
     if len(open_src) > 1 or len(open_mt) > 1 or _ZONE.search(src.text) or _ZONE.search(mt.text):
         conflicts.doubts.append(seen)
     elif is_other_half(open_src[0], open_mt[0]):
@@ -240,7 +235,7 @@ def _compare_dates(src: NumberedText, mt: NumberedText, conflicts: Conflicts) ->
     _explain(src, mt, src.dates, mt.dates, open_src, open_mt, conflicts)
     for src_date in open_src:
         for mt_date in open_mt:
-            seen = f"{_span(src, src_date)} is {_span(mt, mt_date)}"
+            seen = f"{_words(src, src_date)} is {_words(mt, mt_date)}"
             if is_turned(src_date, mt_date):
                 conflicts.certain.append(seen)
             elif len(open_src) == len(open_mt) == 1:
@@ -257,7 +252,7 @@ def _compare_weekdays(src: NumberedText, mt: NumberedText, conflicts: Conflicts)
     if days_src and days_mt:
         open_src, open_mt = unmatched(days_src, days_mt)
         if open_src and open_mt:
-            conflicts.doubts.append(f"{_span(src, open_src[0])} is {_span(mt, open_mt[0])}")
+            conflicts.doubts.append(f"{_words(src, open_src[0])} is {_words(mt, open_mt[0])}")
 
 
 def _compare_frequencies(src: NumberedText, mt: NumberedText, conflicts: Conflicts) -> None:
@@ -266,7 +261,7 @@ def _compare_frequencies(src: NumberedText, mt: NumberedText, conflicts: Conflic
     open_src, open_mt = unmatched(src.frequencies, mt.frequencies)
     if open_src and open_mt:
         is_only = len(src.frequencies) == len(mt.frequencies) == 1
-        seen = f"{_span(src, open_src[0])} is {_span(mt, open_mt[0])}"
+        seen = f"{_words(src, open_src[0])} is {_words(mt, open_mt[0])}"
         (conflicts.likely if is_only else conflicts.doubts).append(seen)
 
 
@@ -294,8 +289,9 @@ def _numbers_of(text: NumberedText, spans: Iterable[Moment]) -> Iterator[int]:
                 yield index
 
 
-def _span(text: NumberedText, moment: Moment) -> str:
-    return text.text[moment.start : moment.end].strip()
+def _words(text: NumberedText, part: NumberWithUnit | Moment) -> str:
+    """Return what the text says there."""
+    return text.text[part.start : part.end].strip()
 
 
 # -- shares ----------------------------------------------------------------------------------------

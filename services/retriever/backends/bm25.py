@@ -35,6 +35,7 @@ from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
 
 NAME = "bm25"
+Korean = Literal["morphemes", "bigrams"]
 #: A text with every kind of character that has its own rule.
 PROBE = (
     "Exports of STEEL fell 1,234.5 % in 2017: CO2, café. "
@@ -147,8 +148,6 @@ def _word_versions(words: Words) -> dict[str, str | None]:
     probe_words = "\0".join([*words_of_probe, "", *words.of_divided(DIVIDED_PROBE)]).encode()
     return installed_versions(*libraries) | {"words": hashlib.sha256(probe_words).hexdigest()[:16]}
 
-
-Korean = Literal["morphemes", "bigrams"]
 
 _HANGUL = "\u1100-\u11ff\u3130-\u318f\uac00-\ud7a3"
 _OTHER_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"

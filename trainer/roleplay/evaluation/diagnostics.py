@@ -1,5 +1,7 @@
-"""Signs that a policy exploits its reward: stats of a reply that no reward uses, and a warning if
-the policy learns to echo the user."""
+"""Signs that a policy exploits its reward: stats of replies, and a warning if it echoes the user.
+
+No reward uses these stats.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from typing import Any
 
 from scorekit.numeric import above
 from trainer.runs.stats import mean_of
+
+log = logging.getLogger(__name__)
 
 #: Characters of a substring that counts as copied or repeated.
 STRETCH = 8
@@ -60,7 +64,6 @@ def _substrings(text: str) -> set[str]:
 # -- a warning of echoes ---------------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
 #: The observed stat, in evaluations and in the lines of log.jsonl.
 ECHO = "grounded/echo"
 #: A larger rise of the share gives a warning.

@@ -146,10 +146,11 @@ def levels(text: str, names: Sequence[tuple[int, int]] = ()) -> list[Level]:
             unsplit[-1] = open_end + sentence
         else:
             unsplit.append(sentence)
-    return [level(sentence) for sentence in unsplit if _words(sentence)]
+    return [level(sentence) for sentence in unsplit if _has_words(sentence)]
 
 
 def _blank(match: re.Match[str]) -> str:
+    """Return as many spaces: the positions of the other words stay."""
     return " " * len(match[0])
 
 
@@ -330,7 +331,8 @@ def _before_last_comma(end: Sequence[Morpheme]) -> list[Morpheme]:
     return []
 
 
-def _words(sentence: Sequence[Morpheme]) -> bool:
+def _has_words(sentence: Sequence[Morpheme]) -> bool:
+    """Return whether a sentence has more than marks."""
     return any(
         morpheme.tag[0] not in "SZW"
         or morpheme.tag in ("SL", "SH", "SN")

@@ -240,7 +240,9 @@ def check_logits(
         expected, actual, noise or [0.0] * len(expected), strict=True
     ):
         if expected_TV.shape != actual_TV.shape:
-            raise _differs(step, f"{tuple(actual_TV.shape)} logits, not {tuple(expected_TV.shape)}")
+            raise _difference_error(
+                step, f"{tuple(actual_TV.shape)} logits, not {tuple(expected_TV.shape)}"
+            )
         if expected_TV.isnan().any():
             raise ScorekitError(
                 "the checkpoint computes logits that are not numbers, so it cannot be exported. "
@@ -249,7 +251,9 @@ def check_logits(
         largest = _largest_difference(expected_TV, actual_TV)
         tolerance = max(logit_tolerance(expected_TV, model), _MARGIN * probe_noise)
         if not largest <= tolerance:
-            raise _differs(step, f"logits differ by {largest:.3g} (rounding: {tolerance:.1g})")
+            raise _difference_error(
+                step, f"logits differ by {largest:.3g} (rounding: {tolerance:.1g})"
+            )
 
 
 def _largest_difference(expected_TV: Tensor, actual_TV: Tensor) -> float:
@@ -284,7 +288,7 @@ def check_weights(
     """Raise ScorekitError if the results of `weight_digests` differ."""
     for name in [*expected, *actual]:
         if expected.get(name) != actual.get(name):
-            raise _differs(step, f"the weight {name} is another")
+            raise _difference_error(step, f"the weight {name} is another")
 
 
 def check_tokenizers(expected: tuple[Any, Any], actual: tuple[Any, Any], step: str) -> None:
@@ -294,7 +298,7 @@ def check_tokenizers(expected: tuple[Any, Any], actual: tuple[Any, Any], step: s
     """
     for name, value in _tokenizer_traits(*expected).items():
         if _tokenizer_traits(*actual)[name] != value:
-            raise _differs(step, f"the tokenizer's {name} is another")
+            raise _difference_error(step, f"the tokenizer's {name} is another")
 
 
 def _tokenizer_traits(model: Any, tokenizer: Any) -> dict[str, Any]:
@@ -320,7 +324,8 @@ def _media_ids(model: Any) -> set[int]:
     }
 
 
-def _differs(step: str, reason: str) -> ScorekitError:
+def _difference_error(step: str, reason: str) -> ScorekitError:
+    """Return the error of a step of the export after which the model is another one."""
     return ScorekitError(
         f"export: {step} makes another model: {reason}. Nothing was written. The checkpoint itself "
         "is whole (policy.path of an evaluation). Report the type of the model as a bug"

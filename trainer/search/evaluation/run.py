@@ -272,10 +272,11 @@ def evaluate_questions(
 ) -> SearchReport:
     """Run one episode of each question and get its answer, verdict and reward.
 
+    The processes share the episodes, and each gets the full report.
+
     name: of the set.
     step: of the run; both are in the ids of the episodes.
-    The processes share
-    the episodes, and each gets the full report. Raises BudgetExceeded, ServiceUnreachable.
+    Raises BudgetExceeded, ServiceUnreachable.
     """
     started = time.monotonic()
     finished = episodes.run(policy, list(enumerate(questions)), step=step, kind=f"{name}-")

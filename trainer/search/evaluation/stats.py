@@ -90,6 +90,8 @@ REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")
 #: Stats of the loop that a narrow console has.
 _NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
 _SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")
+_MONEY = ("cost/generator_money", "cost/judge_money")
+_CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
 def _compared(key: str, title: str, **options: Any) -> StatSpec:
@@ -228,10 +230,6 @@ def curves() -> tuple[Curve, ...]:
         Curve(title="money since the run began", keys=_MONEY, sums=True),
         Curve(title="paid calls since the run began", keys=_CALLS, sums=True),
     )
-
-
-_MONEY = ("cost/generator_money", "cost/judge_money")
-_CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
 def compute_stats(episodes: Sequence[Trajectory]) -> Stats:

@@ -83,8 +83,7 @@ def crop_view(
     box: in the view's frame, by `sight.box_convention`.
     image: the image file of the view's page.
     original_pixels: as in `page_view`.
-    Raises ImageError if the image's size differs from that in
-    the view.
+    Raises ImageError if the image's size differs from that in the view.
     """
     region = crop_region(view, box, sight)
     if isinstance(region, CropFailure):

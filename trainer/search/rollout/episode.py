@@ -42,6 +42,12 @@ from trainer.search.rollout.tools import (
 
 #: The text of the last turn if the policy has no turns left.
 FORCED_TEXT = "<think>There are no turns left.</think>\n<search_complete>true</search_complete>"
+_ACTION_NAMES: dict[type[Action], ActionName] = {
+    Search: "search",
+    Crop: "crop",
+    Complete: "complete",
+    Invalid: "invalid",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +173,7 @@ class EpisodeState:
                 number=len(turns) + 1,
                 text=reply.text,
                 tokens=reply.tokens,
-                action=_NAMES[type(action)],
+                action=_ACTION_NAMES[type(action)],
                 policy_s=seconds if reply.seconds is None else reply.seconds,
             )
         )
@@ -209,14 +215,6 @@ class EpisodeState:
 
     def end(self, name: EndName, detail: str = "") -> None:
         self.trajectory.end, self.trajectory.end_detail = name, detail
-
-
-_NAMES: dict[type[Action], ActionName] = {
-    Search: "search",
-    Crop: "crop",
-    Complete: "complete",
-    Invalid: "invalid",
-}
 
 
 def run_episodes(

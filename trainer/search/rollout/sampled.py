@@ -1,6 +1,7 @@
 """A policy of this process: a sampler of trainer/rl samples its turns from ids.
 
-It is the policy that is trained. `inspect_policy` checks its files before weights are loaded, and
+It is the policy that is trained. `FixedBatches` samples the turns of all episodes together, which
+is the deterministic mode. `inspect_policy` checks its files before weights are loaded, and
 `local_policy` loads one that is not trained.
 """
 

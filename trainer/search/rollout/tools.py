@@ -171,6 +171,7 @@ class SearchTools:
                 self._unsaved_originals.pop(original, None)
 
     def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
+        """Search, and show the first hits that the episode has not seen."""
         (answer,) = self._pages.search([query], top_k=self._cfg.top_k)
         if isinstance(answer, SampleError):
             if answer.type in TEXT_ERROR_TYPES:

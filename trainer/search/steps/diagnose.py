@@ -231,7 +231,11 @@ def cause_of(
     suspects: Suspicion,
     cfg: DiagnoseConfig,
 ) -> Cause:
-    """Return the cause of a failed episode; `right` for a good one."""
+    """Return the cause of a failed episode; `right` for a good one.
+
+    clue: what the episode has seen.
+    suspects: what the answers to its question say against judge and reference.
+    """
     if sample.end == "declined":
         return "gave_up"
     if sample.value(cfg.measure) is None:

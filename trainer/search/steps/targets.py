@@ -109,7 +109,7 @@ _BEHIND = re.compile(rf"</(?:{'|'.join(SPELLING)})>\s*+(?=\S)")
 
 
 #: Text that only the environment writes, in the form of `plain`: marks of messages, tools and
-#: images, and its sentences, each on a line (`turns/prompt.py`, `sight/legible.py`).
+#: images, and its sentences, each on a line (`rollout/prompt.py`, `images/views.py`).
 _MARKS: Final = (
     r"<[|｜]|[|｜]>",
     r"<\s*+(?:/\s*+)?(?:image|img|picture|photo|video|page|crop|observation|obs|tool|result|information"

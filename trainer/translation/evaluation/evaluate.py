@@ -57,7 +57,7 @@ class Report(EvaluationReport):
     reward_mean: sequence reward and mean token reward together.
     completion_length_mean: tokens, EOS included. truncated_frac: truncated by max_new_tokens.
     chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward; BLEU
-    only if all examples are of one language pair (quality.py).
+    only if all examples are of one language pair (compare.py).
     bleu_tokenize: `char` for languages without white space, and Korean, else `13a`.
     """
 
