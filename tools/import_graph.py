@@ -1,4 +1,4 @@
-"""List the packages and their imports in docs/explanation/architecture.md, computed from the files.
+"""List the packages and their imports in docs/reference/code-map.md, computed from the files.
 
 `python -m tools.import_graph` updates the table. `tests/unit/test_import_graph.py` checks that
 every file belongs to a box and that the imports between boxes have no cycle.
@@ -15,7 +15,7 @@ from pathlib import Path
 from scorekit.command import run_command
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs/explanation/architecture.md"
+DOCUMENT = ROOT / "docs/reference/code-map.md"
 BEGIN = "<!-- import graph: python -m tools.import_graph -->\n"
 END = "<!-- end of import graph -->\n"
 

@@ -1,4 +1,4 @@
-"""The table in docs/explanation/architecture.md matches the imports of the files."""
+"""The table in docs/reference/code-map.md matches the imports of the files."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m tools.tracing                   # all, on the demo's small models (3 minutes)
     python -m tools.tracing sample curation   # some of them
     python -m tools.tracing --files prompt    # the files, too, with their functions
-    python -m tools.tracing --write           # updates the table in architecture.md
+    python -m tools.tracing --write           # updates the table in code-map.md
 
 Each piece of work is done for real by the commands that users start. `tools.tracing.record` says
 what counts.
@@ -33,7 +33,7 @@ from testing.processes import exit_on_sigterm, free_port, running, running_servi
 from testing.servers import wait_ready, wait_until
 from tools.tracing.record import FileTrace
 
-DOCUMENT = ROOT / "docs/explanation/architecture.md"
+DOCUMENT = ROOT / "docs/reference/code-map.md"
 BEGIN = "<!-- traced work: python -m tools.tracing --write -->\n"
 END = "<!-- end of traced work -->\n"
 #: Two sides of the demo's real data; the first one only warms the service up.
