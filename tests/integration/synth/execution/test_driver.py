@@ -263,10 +263,10 @@ def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metric
     run(cfg, stages=STAGES[:2])
     monkeypatch.setattr(teacher, "respond", lambda body, seed: "언제나 같은 말이다.")
     generated, scored = run(cfg, stages=STAGES[2:])
-    assert count_stage(generated.folder("generate_128")).told == {"identical_candidates": 4}
-    assert write_stats(generated, "generate_128")["stages"]["generate_128"]["told"] == {
-        "identical_candidates": 4
-    }
+    folder = StageFolder(tmp_path, "generate_128")
+    assert count_stage(folder).told == {"identical_candidates": 4}
+    stages = write_stats(cfg, folder, generated.stats)["stages"]
+    assert stages["generate_128"]["told"] == {"identical_candidates": 4}
     expected_row = {
         "stage": "generate_128",
         "code": "identical_candidates",
