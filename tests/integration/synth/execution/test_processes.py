@@ -103,7 +103,7 @@ def test_what_is_left_open_is_counted_once_and_asked_for_on_resume(
     teacher.fail(500)
     with pytest.raises(StageIncomplete, match="1 records are left open"):
         start(cfg)
-    assert start(cfg, resume=True).stats.open.total() == 0
+    assert start(cfg, resume=True).progress.stats.open.total() == 0
     assert of_stage(tmp_path) == alone
 
 
