@@ -37,10 +37,9 @@ from trainer.search.rollout.sampled import SampledPolicy
 pytestmark = pytest.mark.vllm
 
 CPU = torch.device("cpu")
-#: Kernels differ in float32.
-GAP = 1e-5
-#: The largest over all tokens of an update: a log-probability of -10 is rounded to steps of 1e-6.
-GAP_OF_UPDATE = 3e-5
+#: vLLM and the trainer round differently in float32: up to 1.4e-5 on the processors tried. The
+#: weights of another update give more than 1.
+GAP = 1e-4
 LEARNS = pytest.mark.parametrize("rank", [4, 0], ids=["adapters", "every weight"])
 SEES = pytest.mark.parametrize("served", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
 ALL = pytest.mark.parametrize("served", ["text", "qwen2_5_vl", "qwen3_vl"], indirect=True)
@@ -183,5 +182,5 @@ def test_a_run_learns_from_what_the_server_draws(
     assert [line["update"] for line in lines] == [1, 2, 3]
     assert sum(line["steps"] for line in lines) >= 2
     # Groups with a single reward train nothing: such an update compares nothing.
-    assert all(line["sampler_gap_max"] <= GAP_OF_UPDATE for line in lines if line["steps"])
+    assert all(line["sampler_gap_max"] <= GAP for line in lines if line["steps"])
     assert sum(line["crops_mean"] for line in lines) > 0.5
