@@ -32,10 +32,14 @@ COMMON = (
 class Size:
     """The sizes of a run. They are the same for all seeds.
 
-    prompts: sources to train on. updates, batch: of PPO, and prompts of an update. PPO after
-    best-of-n has half of the updates. samples: of a prompt, for PPO. several: of which best-of-n
-    takes one.
-    epochs, steps: of best-of-n SFT; of continued SFT. limit: rows of a measured set at most.
+    prompts: sources to train on.
+    updates: of PPO. PPO after best-of-n has half of them.
+    batch: prompts of an update.
+    samples: of a prompt, for PPO.
+    several: samples of a prompt of which best-of-n takes one.
+    epochs: of best-of-n SFT.
+    steps: of continued SFT.
+    limit: rows of a measured set at most.
     copies: samples of a source that are measured.
     """
 

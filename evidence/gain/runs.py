@@ -18,6 +18,7 @@ from bench.common import ROOT, machine, write_json
 from demo.train.data import DATA, read_jsonl, write_jsonl
 from evidence.gain.arms import ARMS, COMMON, PPO_CONFIG, ROUND, SFT_CONFIG, START, Plan, overrides
 from evidence.gain.data import write_sets
+from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from testing.processes import run_module, running_service
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
@@ -44,6 +45,13 @@ def result_path(plan: Plan, name: str, seed: int) -> Path:
     return plan.results / f"{name}-{seed}.json"
 
 
+def start_digest(start: Path) -> str:
+    """Return a digest of the weights of the policy and of the two metrics that all runs share."""
+    parts = ("policy", "metricx", "xcomet")
+    files = [file for part in parts for file in sorted((start / part).rglob("*"))]
+    return digest_files(file for file in files if file.suffix in (".safetensors", ".ckpt"))
+
+
 def prepare(plan: Plan) -> None:
     """Write the sets and the pairs."""
     sets = plan.folder / "sets"
@@ -58,7 +66,8 @@ def run_plan(plan: Plan) -> None:
     if not (plan.start / "policy").is_dir():
         raise UserError(f"{plan.start}: no start. Make it: python -m evidence.gain.start policy")
     prepare(plan)
-    missing = [run for run in plan.runs if not is_done(plan, *run)]
+    start = start_digest(plan.start)
+    missing = [run for run in plan.runs if not is_done(plan, *run, start)]
     if not missing:
         return
     from evidence.gain.measure import Measure
@@ -75,7 +84,7 @@ def run_plan(plan: Plan) -> None:
         measure = Measure(plan, urls, COMMON)
         stack.callback(measure.close)
         for name, seed in missing:
-            run_one(plan, name, seed, urls, measure)
+            run_one(plan, name, seed, start, urls, measure)
 
 
 def measure_headroom(plan: Plan, urls: dict[str, str]) -> None:
@@ -111,12 +120,21 @@ def settings_of(plan: Plan, name: str, seed: int) -> list[str]:
     return overrides(name, seed, plan, policy_of(plan, ARMS[name].start or START, seed))
 
 
-def is_done(plan: Plan, name: str, seed: int) -> bool:
-    """Return whether the run has a result with these settings."""
+def is_done(plan: Plan, name: str, seed: int, start: str) -> bool:
+    """Return whether the run has a result with these settings.
+
+    start: digest of what all runs start from. Raises UserError if the result is of another start:
+    runs of two starts cannot stand in one table.
+    """
     path = result_path(plan, name, seed)
     if not path.is_file():
         return False
     recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if recorded["start"] != start:
+        raise UserError(
+            f"{path}: is of another start than {plan.start}. "
+            f"Move {plan.results} away to run all arms from this one"
+        )
     return recorded["settings"] == relative(settings_of(plan, name, seed))
 
 
@@ -135,16 +153,19 @@ def policy_of(plan: Plan, name: str, seed: int) -> Path:
     return plan.folder / f"{name}-{seed}" / "policy"
 
 
-def run_one(plan: Plan, name: str, seed: int, urls: dict[str, str], measure: Any) -> None:
-    """Train and measure a run, and write its result."""
+def run_one(
+    plan: Plan, name: str, seed: int, start: str, urls: dict[str, str], measure: Any
+) -> None:
+    """Train and measure a run, and write its result. start: digest of what all runs start from."""
     arm, trained = ARMS[name], plan.folder / f"{name}-{seed}.trained.json"
     settings = settings_of(plan, name, seed)
     spent = {"seconds": 0.0, "processor_seconds": 0.0}
     if arm.kind != "none":
         recorded = json.loads(trained.read_text()) if trained.is_file() else {}
-        if recorded.get("settings") != settings:
+        if (recorded.get("settings"), recorded.get("start")) != (settings, start):
             console.print(f"{arm.title}, seed {seed}")
-            recorded = {"settings": settings} | train(plan, name, seed, urls, measure)
+            recorded = {"settings": settings, "start": start}
+            recorded |= train(plan, name, seed, urls, measure)
             write_json(trained, recorded)
         spent = {key: recorded[key] for key in spent}
     started = time.monotonic()
@@ -152,6 +173,7 @@ def run_one(plan: Plan, name: str, seed: int, urls: dict[str, str], measure: Any
     line = {
         "arm": name,
         "seed": seed,
+        "start": start,
         "settings": relative(settings),
         "commit": machine()["commit"],
         **spent,

@@ -36,8 +36,16 @@ from evidence.gain.report import (
     unfinished_table,
     verdicts,
 )
-from evidence.gain.runs import is_done, policy_of, relative, result_path, settings_of
+from evidence.gain.runs import (
+    is_done,
+    policy_of,
+    relative,
+    result_path,
+    settings_of,
+    start_digest,
+)
 from scorekit.config import load_config
+from scorekit.errors import UserError
 from trainer.translation.best_of_n.config import BestOfNConfig
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
@@ -176,16 +184,34 @@ def test_what_is_tried_keeps_away_from_the_test_set():
     assert make_plan(quick=True).folder != make_plan().folder
 
 
-def test_a_run_counts_as_done_with_its_own_settings_only(tmp_path):
+def test_a_run_counts_as_done_with_its_own_settings_and_start_only(tmp_path):
     plan = make_plan(quick=True, seeds=[1])
     plan = type(plan)(plan.runs, plan.size, tmp_path, tmp_path / "results", plan.start)
-    assert not is_done(plan, "ppo", 1)
+    assert not is_done(plan, "ppo", 1, "a start")
     plan.results.mkdir()
-    recorded = {"settings": relative(settings_of(plan, "ppo", 1))}
+    recorded = {"settings": relative(settings_of(plan, "ppo", 1)), "start": "a start"}
     result_path(plan, "ppo", 1).write_text(json.dumps(recorded), encoding="utf-8")
-    assert is_done(plan, "ppo", 1)
+    assert is_done(plan, "ppo", 1, "a start")
     larger = type(plan)(plan.runs, Size(updates=9), tmp_path, tmp_path / "results", plan.start)
-    assert not is_done(larger, "ppo", 1)
+    assert not is_done(larger, "ppo", 1, "a start")
+    with pytest.raises(UserError, match=r"ppo-1\.json: is of another start than .*demo/models"):
+        is_done(plan, "ppo", 1, "another start")
+
+
+def test_the_digest_of_a_start_follows_its_weights(tmp_path):
+    for name in ("policy/model.safetensors", "metricx/model.safetensors", "xcomet/a/model.ckpt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"weights")
+    digest = start_digest(tmp_path)
+    (tmp_path / "policy/notes.json").write_text("{}", encoding="utf-8")
+    assert start_digest(tmp_path) == digest
+    (tmp_path / "xcomet/a/model.ckpt").write_bytes(b"others")
+    assert start_digest(tmp_path) != digest
+
+
+def test_all_runs_of_the_page_have_one_start():
+    starts = [run["start"] for run in read_results(RESULTS / "gain")["runs"]]
+    assert len(starts) > 3 and len(set(starts)) == 1
 
 
 def test_overrides_name_the_seed_and_the_folder(tmp_path):
