@@ -59,7 +59,10 @@ class Rating:
 
 @dataclass(slots=True)
 class JudgedTranslation:
-    """A system's translation of a segment, with its ratings. line: the first one about it."""
+    """A system's translation of a segment, with its ratings.
+
+    line: the first one about it.
+    """
 
     system: str
     segment: str
@@ -79,7 +82,10 @@ class JudgedTranslation:
 
 @dataclass
 class Judgements:
-    """Translations in the order of the file. notes: what was left out, and why."""
+    """Translations in the order of the file.
+
+    notes: what was left out, and why.
+    """
 
     translations: list[JudgedTranslation]
     notes: list[str]
@@ -118,10 +124,12 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     """Read a file of judgements.
 
     .jsonl: one row per rater, with `src`, `mt`, `system` and `spans` or `score` (if both, the score
-    counts); `rater`, `ref`, `src_lang`, `tgt_lang` and a segment's name are optional. .tsv: WMT's
-    MQM, one row per error. lower_is_better: of `score`. A segment without a name is identified by
-    its source; several translations of it by one system are separate segments.
+    counts); `rater`, `ref`, `src_lang`, `tgt_lang` and a segment's name are optional.
+    .tsv: WMT's MQM, one row per error.
+    A segment without a name is identified by its source; several translations of it by one system
+    are separate segments.
 
+    lower_is_better: of `score`.
     Raises UserError that names the line.
     """
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")

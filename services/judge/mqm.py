@@ -326,7 +326,7 @@ def merge_votes(answers: Answers, src: str, mt: str) -> dict[str, Any]:
     The score is the sum over the merged errors.
     """
     spans, omissions = _spans(answers, "mt"), _spans(answers, "src")
-    unplaced = _unplaced(answers)
+    unplaced = _errors_without_location(answers)
     scored: Iterable[Any] = answers[0]
     if len(answers) > 1:
         scored = [*spans, *omissions, *unplaced]
@@ -432,20 +432,22 @@ def rank(error: Any) -> int:
     return _RANKS.index(error.severity)
 
 
-def _unplaced(answers: Answers) -> list[FoundError]:
+def _errors_without_location(answers: Answers) -> list[FoundError]:
+    """Return those of the only answer, or those that more than half of the answers quote."""
     unplaced_by_answer = [
-        [e for e in errors if not isinstance(e.location, TextRange)] for errors in answers
+        [error for error in errors if not isinstance(error.location, TextRange)]
+        for errors in answers
     ]
     if len(answers) == 1:
         return unplaced_by_answer[0]
     by_quote: dict[tuple[str, str], dict[int, FoundError]] = defaultdict(dict)
-    for answer, errors in enumerate(unplaced_by_answer):
+    for answer_index, errors in enumerate(unplaced_by_answer):
         for error in sorted(errors, key=rank):  # the worst one overwrites the others
-            by_quote[error.field, folded(error.quote)][answer] = error
+            by_quote[error.field, folded(error.quote)][answer_index] = error
     merged_errors = []
     for error_by_answer in by_quote.values():
         if 2 * len(error_by_answer) > len(answers):
-            errors = [error_by_answer[answer] for answer in sorted(error_by_answer)]
+            errors = [error_by_answer[index] for index in sorted(error_by_answer)]
             severity, category = _merged_labels(errors)
             merged_errors.append(errors[0]._replace(severity=severity, category=category))
     return merged_errors
