@@ -27,7 +27,10 @@ LOOK_AHEAD = 4 * BATCH
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Holds a sampled text. finish_reason: "stop" (end token or stop string) or "length"."""
+    """Holds a sampled text.
+
+    finish_reason: "stop" (end token or stop string) or "length".
+    """
 
     text: str
     finish_reason: str
@@ -176,8 +179,9 @@ class Sampler:
 
 
 def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    """Return the next token of each row, by the inverse of the cumulated probabilities. logits:
-    [B, V].
+    """Return the next token of each row, by the inverse of the cumulated probabilities.
+
+    logits: [B, V].
     """
     greedy = logits.argmax(-1)
     heat = torch.tensor([row.request.temperature for row in rows], dtype=logits.dtype)

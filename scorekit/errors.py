@@ -63,7 +63,8 @@ def _masked(text: str) -> str:
 class ScorekitError(Exception):
     """Base of all errors of this project.
 
-    exit_code: exit code of a command that it ends. word: the word that begins its line."""
+    exit_code: exit code of a command that it ends.
+    word: the word that begins its line."""
 
     exit_code = 1
     word = "error"
@@ -160,7 +161,8 @@ class SampleError(ServiceError):
     """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`.
 
     id, index: the caller's name for the sample and its position in the call, if they are known.
-    retryable: overrides the default of the type. paid: fields of the result with what a judge paid.
+    retryable: overrides the default of the type.
+    paid: fields of the result with what a judge paid.
     """
 
     def __init__(

@@ -46,7 +46,8 @@ _outputs: weakref.WeakSet[Output] = weakref.WeakSet()
 class Output(io.RawIOBase):
     """Writes all bytes of a call to a file descriptor, as a log or as a result.
 
-    name: for messages. is_log: drop what cannot be written instead of raising OSError.
+    name: for messages.
+    is_log: drop what cannot be written instead of raising OSError.
     error: the last error of a log whose lines are dropped; the first one of a result. What is
     written to a result after that is dropped, because Python would raise the error again at exit.
     lost_lines: the number of dropped lines that are not reported yet.

@@ -74,7 +74,11 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds the result of an episode. right: None without a verdict. images: of the request."""
+    """Holds the result of an episode.
+
+    right: None without a verdict.
+    images: of the request.
+    """
 
     question: Question
     right: bool | None

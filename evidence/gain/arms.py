@@ -32,10 +32,12 @@ COMMON = (
 class Size:
     """The sizes of a run. They are the same for all seeds.
 
-    prompts: sources to train on. updates, batch: of PPO, and prompts of an update. PPO after
-    best-of-n has half of the updates. samples: of a prompt, for PPO. several: of which best-of-n
-    takes one.
-    epochs, steps: of best-of-n SFT; of continued SFT. limit: rows of a measured set at most.
+    prompts: sources to train on.
+    updates, batch: of PPO, and prompts of an update. PPO after best-of-n has half of the updates.
+    samples: of a prompt, for PPO.
+    several: of which best-of-n takes one.
+    epochs, steps: of best-of-n SFT; of continued SFT.
+    limit: rows of a measured set at most.
     copies: samples of a source that are measured.
     """
 
@@ -58,7 +60,8 @@ class Arm:
     """Describes one way to train.
 
     kind: its trainer: best_of_n (SFT) or ppo; none: a policy that was made with the start.
-    settings: its changes. start: the arm whose result it starts from; None: the frozen start.
+    settings: its changes.
+    start: the arm whose result it starts from; None: the frozen start.
     shuffled: whether its rewards belong to other samples.
     """
 
@@ -93,8 +96,10 @@ CORE = ("ppo",)
 class Plan:
     """Describes what is run, in order.
 
-    folder: of the trainings. results: of the JSON file of each run. start: folder with `policy`,
-    `metricx` and `xcomet`. sets: names of the sets that are measured.
+    folder: of the trainings.
+    results: of the JSON file of each run.
+    start: folder with `policy`, `metricx` and `xcomet`.
+    sets: names of the sets that are measured.
     """
 
     runs: tuple[tuple[str, int], ...]
@@ -141,7 +146,10 @@ def make_plan(
 
 
 def overrides(name: str, seed: int, plan: Plan, policy: Path) -> list[str]:
-    """Return the `--set` values of a run. policy: the folder of what it starts from."""
+    """Return the `--set` values of a run.
+
+    policy: the folder of what it starts from.
+    """
     arm, size, sets = ARMS[name], plan.size, plan.folder / "sets"
     if arm.kind == "none":
         return [*COMMON, f"policy.path={policy}"]

@@ -140,8 +140,9 @@ class Service(NamedTuple):
 class GemmaxServer:
     """Answers gemmax's requests.
 
-    score: the service of POST /score. score_openlid: that of POST /score_openlid, which needs a
-    language_rule, too: a gate that is open where a translation is in its target language.
+    score: the service of POST /score.
+    score_openlid: that of POST /score_openlid, which needs a language_rule, too: a gate that is
+    open where a translation is in its target language.
     deadline_s: seconds for an answer.
     """
 
@@ -213,8 +214,10 @@ def create_app(
     """Return the ASGI application: POST /score, POST /score_openlid, GET /health.
 
     keys: one of them is required, as a bearer or as the password of a URL, but for /health; empty:
-    none. host: the address that it listens on. allow_host: further names of it, separated by
-    commas. Raises UserError for a name that is none.
+    none.
+    host: the address that it listens on.
+    allow_host: further names of it, separated by commas.
+    Raises UserError for a name that is none.
     """
     from scorekit.server.bridge import bridge_access
 

@@ -73,7 +73,9 @@ class SlimeRewards:
         self._scored_at = -math.inf
 
     async def score(self, samples: Sequence[Any], *, is_group: bool) -> list[RewardResult]:
-        """Return the results of slime's samples. is_group: rules of groups may compare them.
+        """Return the results of slime's samples.
+
+        is_group: rules of groups may compare them.
 
         Raises ServiceUnreachable if services answer neither for these samples nor for those of
         other calls, and the errors of `CompositeReward.score`.

@@ -294,7 +294,8 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 def offsets_from_bytes(tokenizer: Any, ids: list[int], raw: str) -> Offsets | None:
     """Return the range of characters that each token has a byte of, [T].
 
-    ids: [T], without special tokens. raw: the text that they decode to.
+    ids: [T], without special tokens.
+    raw: the text that they decode to.
     Returns None if the bytes of the tokens are not this text, in neither form.
     """
     vocabulary = vocabulary_of(tokenizer)

@@ -264,7 +264,9 @@ class Concordance:
         return s, a, b
 
     def _agreeing(self, weights: Array) -> Array:
-        """Return twice (pairs in the same order - pairs in opposite order). weights: (draws, n).
+        """Return twice (pairs in the same order - pairs in opposite order).
+
+        weights: (draws, n).
 
         Each level counts the pairs whose ranks differ first in its bit."""
         total = np.zeros(len(weights))
@@ -298,7 +300,10 @@ def _runs(*keys: Array) -> tuple[Array, Array]:
 
 
 def _untied(weights: Array, ranks: Array) -> Array:
-    """Return the number of ordered pairs whose ranks differ. weights: (draws, n)."""
+    """Return the number of ordered pairs whose ranks differ.
+
+    weights: (draws, n).
+    """
     order = np.argsort(ranks, kind="stable")
     begins = np.searchsorted(ranks[order], np.arange(int(ranks.max(initial=0)) + 1))
     weight_by_rank = np.add.reduceat(weights[:, order], begins, axis=1)

@@ -55,9 +55,12 @@ BINS = (*(length_bin(high) for high in _LENGTHS), length_bin(_LENGTHS[-1] + 1))
 
 @dataclass
 class SpanSums:
-    """Sums for span statistics. sums: (translations, 8), weighted over raters. has_human_spans:
-    (translations,), whether there are human spans. groups: (kind, name) -> sums of the spans of
-    that severity or length: the metric's spans for precision, human spans for recall."""
+    """Sums for span statistics.
+
+    sums: (translations, 8), weighted over raters.
+    has_human_spans: (translations,), whether there are human spans.
+    groups: (kind, name) -> sums of the spans of that severity or length: the metric's spans for
+    precision, human spans for recall."""
 
     sums: Array
     has_human_spans: Array
@@ -67,7 +70,10 @@ class SpanSums:
 def span_sums(
     translations: Sequence[JudgedTranslation], predicted: Sequence[Sequence[Span]]
 ) -> SpanSums:
-    """Return the sums. predicted: the metric's spans of each translation."""
+    """Return the sums.
+
+    predicted: the metric's spans of each translation.
+    """
     result = SpanSums(np.zeros((len(translations), 8)), np.zeros(len(translations), bool))
     for number, rating, weight in each_rating(list(translations)):
         result.has_human_spans[number] = True

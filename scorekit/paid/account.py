@@ -22,7 +22,9 @@ STORED_ARE_FREE = "answers in the file of answers cost nothing"
 
 
 class ApiUsage(BaseModel):
-    """The usage of a paid server. money: cost in the currency of the prices; None without prices.
+    """The usage of a paid server.
+
+    money: cost in the currency of the prices; None without prices.
     cached: the answer was stored, at no cost."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -80,7 +82,8 @@ def sum_charges(charges: Iterable[ApiUsage]) -> ApiUsage:
 def max_usage(cfg: AnswerLimits, words: int, num_images: int = 0, calls: int = 1) -> ApiUsage:
     """Return the max usage of equal calls of a model: an answer counts `max_output_tokens`.
 
-    words: max tokens of the texts of one call. num_images: its images, `tokens_per_image` each.
+    words: max tokens of the texts of one call.
+    num_images: its images, `tokens_per_image` each.
     """
     return ApiUsage(
         calls=calls,
@@ -110,9 +113,10 @@ class Account:
     """Prices, the cap of a run, and the totals of this process by server. Use it in one event loop.
 
     spent: usage of the run before this process; nothing on its further processes, so the totals of
-    all add up to those of the run. unfinished: calls that a kill has cut off; a server may charge
-    for them, and the cap does not know. Totals count answered calls, with the tokens that servers
-    report. is_logging: whether the totals of the run are logged here.
+    all add up to those of the run.
+    unfinished: calls that a kill has cut off; a server may charge for them, and the cap does not
+    know. Totals count answered calls, with the tokens that servers report.
+    is_logging: whether the totals of the run are logged here.
     """
 
     def __init__(
@@ -158,7 +162,10 @@ class Account:
     def refusal(
         self, spent: Mapping[str, ApiUsage], server: str, limit: ApiUsage
     ) -> BudgetExceeded:
-        """Return the error of a call that does not fit. spent: totals of the run."""
+        """Return the error of a call that does not fit.
+
+        spent: totals of the run.
+        """
         return BudgetExceeded(
             f"money.cap: {self.cost(spent):.4f} of {self.cap} is spent, and the next call may cost "
             f"{self.cost({server: limit}):.4f}. Raise the cap (paid answers stay stored)."

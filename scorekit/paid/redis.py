@@ -142,7 +142,10 @@ return {false, details, redis.call('HGETALL', KEYS[3])}
 
 
 class RedisStore(Store):
-    """A store in a Redis. claim_s: seconds that a claim lives without being renewed."""
+    """A store in a Redis.
+
+    claim_s: seconds that a claim lives without being renewed.
+    """
 
     def __init__(
         self,

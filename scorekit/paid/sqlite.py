@@ -311,7 +311,10 @@ class SqliteStore(Store):
 
     @contextmanager
     def _transaction(self, db: sqlite3.Connection, *, is_synced: bool) -> Iterator[None]:
-        """Run the block in a transaction. is_synced: it is on the disk when the block has ended."""
+        """Run the block in a transaction.
+
+        is_synced: it is on the disk when the block has ended.
+        """
         if hasattr(self, "_file") and identity_of(self.path) != self._file:
             raise UserError(
                 f"{self._space.setting} {self.path}: was deleted or replaced during a run, so new "

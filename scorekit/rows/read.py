@@ -81,7 +81,10 @@ class Row(NamedTuple):
 
 
 class MissingColumn(UserError):
-    """The header lacks a column that is needed. names: those that it has."""
+    """The header lacks a column that is needed.
+
+    names: those that it has.
+    """
 
     def __init__(self, message: str, names: Sequence[str]) -> None:
         super().__init__(message)
@@ -91,9 +94,10 @@ class MissingColumn(UserError):
 class RowFile:
     """A file of rows; the top of this module says how it is read.
 
-    blank: blank rows that were skipped since `rows` began. names: its columns; of JSON the names
-    in its first row. unit: what a row's number counts. `-` is stdin, which is copied to a temporary
-    file so that it can be read more than once.
+    blank: blank rows that were skipped since `rows` began.
+    names: its columns; of JSON the names in its first row.
+    unit: what a row's number counts. `-` is stdin, which is copied to a temporary file so that it
+    can be read more than once.
     """
 
     def __init__(
@@ -108,9 +112,10 @@ class RowFile:
     ) -> None:
         """Raise UserError, with `remedy`, if the file's ending names no format.
 
-        format: default by the file's ending; JSON lines for stdin. encoding: a name that Python
-        knows; None: as the module says. content: of the file, if `path` is a name alone. report:
-        gets each warning."""
+        format: default by the file's ending; JSON lines for stdin.
+        encoding: a name that Python knows; None: as the module says.
+        content: of the file, if `path` is a name alone.
+        report: gets each warning."""
         self._spool: Any = None
         self._content = content
         self._report = report
@@ -159,9 +164,11 @@ class RowFile:
     ) -> Iterator[Row]:
         """Yield the rows in order, without blank ones.
 
-        needed: columns that a header must have exactly once. columns: those to return; None: all,
-        and no duplicates. with_bad: yield rows that cannot be used, too. Raises UserError that
-        names the first of them otherwise, and for a header without the columns.
+        needed: columns that a header must have exactly once.
+        columns: those to return; None: all, and no duplicates.
+        with_bad: yield rows that cannot be used, too.
+        Raises UserError that names the first of them otherwise, and for a header without the
+        columns.
         """
         self.blank = number = 0
         self.names = []

@@ -48,8 +48,8 @@ def read_line(file: BinaryIO, number: int) -> bytes:
 class Tsv:
     """A TSV whose cells may be quoted: the top of this file has the rules.
 
-    quoted: number of cells that were unquoted so far. with_quotes: number of others that contain a
-    quote.
+    quoted: number of cells that were unquoted so far.
+    with_quotes: number of others that contain a quote.
     """
 
     def __init__(self, file: BinaryIO) -> None:

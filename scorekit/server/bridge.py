@@ -52,9 +52,10 @@ class BridgeMiddleware:
     The application gets a body at once, and as JSON without a repeated name. HEAD is GET whose body
     the server does not send. An exception of the application is a typed 500.
 
-    access: see `Access`. token: returns what a request gives as its key. reads_bodies: False where
-    another program's server has the application, with limits of its own; it unpacks no gzip, so
-    that such a body is refused.
+    access: see `Access`.
+    token: returns what a request gives as its key.
+    reads_bodies: False where another program's server has the application, with limits of its own;
+    it unpacks no gzip, so that such a body is refused.
     """
 
     def __init__(
@@ -189,8 +190,10 @@ def bridge_access(
 ) -> Access:
     """Return the rules of a server that has its health at `/health`.
 
-    host: the address that it listens on. allow_host: further names of it, separated by commas.
-    Other arguments: see `Access` and `AllowedHosts`. Raises UserError for a name that is none.
+    host: the address that it listens on.
+    allow_host: further names of it, separated by commas. Other arguments: see `Access` and
+    `AllowedHosts`.
+    Raises UserError for a name that is none.
     """
     try:
         names = host_names(allow_host)

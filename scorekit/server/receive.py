@@ -126,7 +126,9 @@ class MemoryBudget:
 
 
 class MemoryReservation:
-    """The bytes reserved for one request. moved: when its sender last completed a stretch of bytes.
+    """The bytes reserved for one request.
+
+    moved: when its sender last completed a stretch of bytes.
 
     Owner: the event loop.
     """
@@ -313,7 +315,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _item_errors(
     items: list[Any], request_type: type[BaseModel], field: str, first: int
 ) -> list[ErrorDetails]:
-    """Return errors of the items, in order. first: the index of the first wrong item."""
+    """Return errors of the items, in order.
+
+    first: the index of the first wrong item.
+    """
     (item_type,) = get_args(request_type.model_fields[field].annotation)
     adapter: TypeAdapter[Any] = TypeAdapter(item_type)
     errors: list[ErrorDetails] = []

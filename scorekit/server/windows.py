@@ -159,7 +159,10 @@ class _Cutter:
     def _encode(
         self, parts: list[Part], options: Any, no_ref: str | None
     ) -> list[Encoded | SampleError]:
-        """Encode parts. no_ref: the reference for the model if that of a part is empty."""
+        """Encode parts.
+
+        no_ref: the reference for the model if that of a part is empty.
+        """
         samples = []
         for part in parts:
             texts = [text.strip() for text in self._cut(part)]
@@ -191,8 +194,10 @@ class _Cutter:
 
 @dataclass(slots=True)
 class WindowRange:
-    """The position of a window in its sample. src, mt: (start, end) of its own text, white space
-    included. src_read, mt_read: start of the text that the model reads, with its context."""
+    """The position of a window in its sample.
+
+    src, mt: (start, end) of its own text, white space included.
+    src_read, mt_read: start of the text that the model reads, with its context."""
 
     src: tuple[int, int]
     mt: tuple[int, int]
@@ -285,8 +290,8 @@ def _joined(
     """Return the spans of all windows at their position in the text, cut at the window's ends.
 
     Spans in the context are dropped. Two that touch across a border become one with the severity of
-    the first, as the models join labels. ranges: start of the text read; start and end of the
-    window.
+    the first, as the models join labels.
+    ranges: start of the text read; start and end of the window.
     """
     joined: list[Span] = []
     for window_spans, (read, begin, stop) in zip(spans, ranges, strict=True):

@@ -55,7 +55,10 @@ _SAVED: dict[str, dict[str, Any]] = {
 
 
 def code_of(key: bytes, texts: Mapping[str, str]) -> str:
-    """Return the code of the marks around these texts: 32 hex digits. key: at most 64 bytes."""
+    """Return the code of the marks around these texts: 32 hex digits.
+
+    key: at most 64 bytes.
+    """
     content = to_json(sorted(texts.items()))
     return hashlib.blake2b(content, key=key, digest_size=16).hexdigest()
 

@@ -51,7 +51,10 @@ _LATE = SampleError("timeout", "not searched in time")
 
 
 class FoundPages(WireAnswer):
-    """A query that was answered. hits: the best first; none where nothing was found."""
+    """A query that was answered.
+
+    hits: the best first; none where nothing was found.
+    """
 
     id: str | None
     ok: Literal[True]
@@ -89,7 +92,10 @@ class RetrieverInfo(IndexInfo):
 
 
 class Query(Wire):
-    """What is looked for. exclude: ids of pages that are no hits of it; an unknown one is none."""
+    """What is looked for.
+
+    exclude: ids of pages that are no hits of it; an unknown one is none.
+    """
 
     id: str | None = Field(None, description="The caller's name for the query; echoed.")
     query: str = Field(min_length=1, description="What is looked for, in words.")
@@ -106,7 +112,10 @@ class SearchOptions(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RetrieverDescription(ModelDescription):
-    """Describes a loaded index. numbers: page id -> index of the page."""
+    """Describes a loaded index.
+
+    numbers: page id -> index of the page.
+    """
 
     index: IndexInfo
     textless: int
@@ -323,7 +332,10 @@ class RetrieveResponse(WireAnswer):
 
 
 class SearchR1Endpoint(SearchEndpoint):
-    """The endpoint `POST /retrieve`. text_of: returns a page's text by its id."""
+    """The endpoint `POST /retrieve`.
+
+    text_of: returns a page's text by its id.
+    """
 
     path = "/retrieve"
     about = "Find pages, as Search-R1 asks for them. A query that fails fails the request."
@@ -375,7 +387,11 @@ class SearchR1Endpoint(SearchEndpoint):
 
 
 class SeenPage(WireAnswer):
-    """A page as VRAG has it. idx: from 0 on, the best first. image_file: a path on this service."""
+    """A page as VRAG has it.
+
+    idx: from 0 on, the best first.
+    image_file: a path on this service.
+    """
 
     idx: int
     image_file: str

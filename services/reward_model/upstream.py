@@ -60,8 +60,10 @@ class _OtherModel(UserError):
 class Route:
     """A route of an upstream server.
 
-    path: below the server's URL. body: of a form and a model's name. read: returns outputs in the
-    order of the labels, from a parsed answer and the labels' names. takes: forms of samples."""
+    path: below the server's URL.
+    body: of a form and a model's name.
+    read: returns outputs in the order of the labels, from a parsed answer and the labels' names.
+    takes: forms of samples."""
 
     path: str
     body: Callable[[Form, str], dict[str, Any]]
@@ -140,8 +142,10 @@ ROUTES: dict[str, Route] = {
 class UpstreamBackend:
     """A reward model at another server, asked for up to `workers` samples at once.
 
-    model: its name there. weights: of its labels, in its order. route: a name of ROUTES. prompt:
-    what `src` and `mt` are put into. The calls run in an event loop in a separate thread.
+    model: its name there.
+    weights: of its labels, in its order.
+    route: a name of ROUTES.
+    prompt: what `src` and `mt` are put into. The calls run in an event loop in a separate thread.
     """
 
     service = "reward_model"

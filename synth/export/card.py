@@ -36,8 +36,9 @@ def card(
 ) -> str:
     """Return the text of the card; equal for equal config and counts.
 
-    counts: of the stages before the export. files: from `write_files`. read: the first stage's
-    summary of the corpus.
+    counts: of the stages before the export.
+    files: from `write_files`.
+    read: the first stage's summary of the corpus.
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]

@@ -26,8 +26,10 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     The repository is created if it does not exist. Readers see all new files or none. A repeated
     push sends only missing files.
 
-    private: make a new repository private; refuse a public one. partial: also a dry run, or a run
-    under --limit. The token is that of HF_TOKEN, or of `hf auth login`. Raises UserError.
+    private: make a new repository private; refuse a public one.
+    partial: also a dry run, or a run under --limit. The token is that of HF_TOKEN, or of `hf auth
+    login`.
+    Raises UserError.
     """
     folder = cfg.run.out_dir / FOLDER
     names, rows, pairs = ["README.md"], 0, []

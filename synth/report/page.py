@@ -179,7 +179,10 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
 
 
 def _code_rows(stage: str, counts: Mapping[str, int], records: int) -> list[dict[str, Any]]:
-    """Return a row for each code of a stage. records: all of which the counts are a part."""
+    """Return a row for each code of a stage.
+
+    records: all of which the counts are a part.
+    """
     return [
         {"stage": stage, "share": row["count"] / max(1, records), **row}
         for row in _explained(counts)

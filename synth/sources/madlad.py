@@ -49,7 +49,10 @@ Broken = Callable[[int, Reason, str], None]
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A shard of the corpus. name: its name in provenance, equal on every machine."""
+    """A shard of the corpus.
+
+    name: its name in provenance, equal on every machine.
+    """
 
     index: int
     name: str
@@ -150,7 +153,9 @@ def _is_selected(url: str, data: DataConfig) -> bool:
 
 
 def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
-    """Yield the documents of a file in order. broken: called for every unreadable line.
+    """Yield the documents of a file in order.
+
+    broken: called for every unreadable line.
 
     Raises UserError if the file or the hub cannot be reached.
     """

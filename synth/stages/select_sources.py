@@ -176,7 +176,10 @@ def _not_chosen(record: Record, threshold: float | None) -> RejectedRecord:
 
 
 def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
-    """Yield records with their rank, None if not chosen. chosen: from `choose`."""
+    """Yield records with their rank, None if not chosen.
+
+    chosen: from `choose`.
+    """
     in_order = np.argsort(chosen)
     index = 0
     for position, record in enumerate(records):
@@ -200,9 +203,10 @@ def write_entries(path: Path, records: Iterator[Record]) -> None:
 class Chosen(NamedTuple):
     """The selected sources.
 
-    positions: indexes of their entries, the most improved first. improvements: theirs. short:
-    bucket -> number of sources missing for its share. refilled: sources from other buckets in their
-    place."""
+    positions: indexes of their entries, the most improved first.
+    improvements: theirs.
+    short: bucket -> number of sources missing for its share.
+    refilled: sources from other buckets in their place."""
 
     positions: np.ndarray
     improvements: np.ndarray

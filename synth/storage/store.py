@@ -323,7 +323,8 @@ def read_json(
 ) -> dict[str, Any] | None:
     """Return the JSON object of a file of the run; None if there is no such file.
 
-    needs: required keys. hint: how to repair a damaged file, for the UserError."""
+    needs: required keys.
+    hint: how to repair a damaged file, for the UserError."""
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -32,7 +32,10 @@ from trainer.translation.config import TranslationConfig
 
 
 class ConfigPage(NamedTuple):
-    """A page of one kind of file. use: what reads the file."""
+    """A page of one kind of file.
+
+    use: what reads the file.
+    """
 
     title: str
     config: type[BaseModel]
@@ -79,7 +82,10 @@ PAGES: dict[str, ConfigPage] = {
 
 
 class Section(NamedTuple):
-    """A section of a config. meaning: of the key that holds it."""
+    """A section of a config.
+
+    meaning: of the key that holds it.
+    """
 
     path: str
     config: type[BaseModel]

@@ -95,7 +95,8 @@ def parse_rows(
 def report_bad_rows(source: str, errors: Sequence[str], num_rows: int, bad_rows: BadRows) -> None:
     """Refuse the bad rows of a source, or warn that they are left out (data.bad_rows).
 
-    errors: a line for each. num_rows: all rows, with the bad ones.
+    errors: a line for each.
+    num_rows: all rows, with the bad ones.
     Raises UserError with the first lines if bad rows are refused, or if no other row remains.
     """
     if not errors:

@@ -429,7 +429,8 @@ def bound_words(language: str) -> BoundWords:
 class Bound(NamedTuple):
     """Holds what the words beside a number say.
 
-    kind: LEAST or MOST. denied: whether its sentence has a negation besides.
+    kind: LEAST or MOST.
+    denied: whether its sentence has a negation besides.
     """
 
     kind: str

@@ -54,8 +54,8 @@ FREQUENCY_SIGNS = {
 class Moment(NamedTuple):
     """A time or date: text[start:end].
 
-    options: what it may be: minutes of the day, or 100 times the month plus the day. sure: whether
-    the text says which (a half of the day; an order of day and month).
+    options: what it may be: minutes of the day, or 100 times the month plus the day.
+    sure: whether the text says which (a half of the day; an order of day and month).
     """
 
     start: int

@@ -14,10 +14,12 @@ from scorekit.text.numbers.table import Table
 
 
 class Atom(NamedTuple):
-    """Digits or a word. kind: as in a table; "x" for digits that are several numbers.
+    """Digits or a word.
 
-    other: for digits, their value with the other decimal mark. parts: their parts as separate
-    numbers.
+    kind: as in a table; "x" for digits that are several numbers.
+
+    other: for digits, their value with the other decimal mark.
+    parts: their parts as separate numbers.
     """
 
     kind: str
@@ -32,8 +34,10 @@ class Atom(NamedTuple):
 class Number(NamedTuple):
     """A number of a text: text[start:end].
 
-    values: its readings, the likeliest first. parts: its digits as separate numbers ("3:30",
-    "2019.3.1"). scale: factor of "million" and the like; 1 without. digits: whether it has any.
+    values: its readings, the likeliest first.
+    parts: its digits as separate numbers ("3:30", "2019.3.1").
+    scale: factor of "million" and the like; 1 without.
+    digits: whether it has any.
     plain: whether it has more than factors ("hundreds", "만").
     """
 
@@ -229,9 +233,11 @@ def _read(atoms: Sequence[Atom]) -> tuple[Fraction, int]:
 class _Sum:
     """A number that is read from left to right.
 
-    total: closed groups. group: factors in the open group. plain: the number after them. factor,
-    scale: the last factor of this group, and the last one that closed a group. left: how many
-    atoms at the end belong to the next number.
+    total: closed groups.
+    group: factors in the open group.
+    plain: the number after them.
+    factor, scale: the last factor of this group, and the last one that closed a group.
+    left: how many atoms at the end belong to the next number.
     """
 
     total: Fraction = Fraction(0)

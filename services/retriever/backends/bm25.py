@@ -53,7 +53,11 @@ DIVIDED_PROBE = (
 
 
 class Bm25Builder:
-    """Builds the BM25 index. korean: method for Korean words. k1, b: BM25's parameters."""
+    """Builds the BM25 index.
+
+    korean: method for Korean words.
+    k1, b: BM25's parameters.
+    """
 
     name = NAME
 
@@ -176,7 +180,10 @@ _MEANING = ("NN", "NR", "VV", "VA", "XR", "MA")
 
 
 class Words:
-    """Finds the words of texts. korean: the method for Korean words."""
+    """Finds the words of texts.
+
+    korean: the method for Korean words.
+    """
 
     def __init__(self, korean: Korean) -> None:
         self.korean = korean
@@ -196,9 +203,10 @@ class Words:
     ) -> list[str]:
         """Return the words that are divided between lines: they are words of the page, too.
 
-        lines: a line and those in which it goes on. page_words: words of the page. A Korean line
-        that ends within a word looks like one that ends with it: so morphemes of the last and the
-        first word together are returned if they are not words of the page.
+        lines: a line and those in which it goes on.
+        page_words: words of the page. A Korean line that ends within a word looks like one that
+        ends with it: so morphemes of the last and the first word together are returned if they are
+        not words of the page.
         """
         words: list[str] = []
         korean: list[str] = []

@@ -20,7 +20,9 @@ K = 60
 
 
 class Searcher(Protocol):
-    """Scores all pages of an index. name: the backend's name.
+    """Scores all pages of an index.
+
+    name: the backend's name.
 
     `read` runs in one thread, `scores` in others: in several at once if it calls servers.
     """

@@ -72,7 +72,11 @@ def chat_client(cfg: ChatModelConfig, name: str) -> LLMClient:
 
 
 class PaidText(BaseModel):
-    """A model's reply. text: None if it is not an answer, though it was paid for; error: why."""
+    """A model's reply.
+
+    text: None if it is not an answer, though it was paid for;
+    error: why.
+    """
 
     text: str | None
     error: str | None
@@ -128,10 +132,13 @@ class CachedChat:
     ) -> tuple[PaidText, ApiUsage]:
         """Return the model's reply and its usage now.
 
-        depends_on: all that the answer depends on (JSON values). messages: builds the request if
-        one is needed. words: max tokens of its texts; num_images: number of its images. schema:
-        JSON schema of the text; it is not checked here. Raises LLMError or TimeoutError without an
-        answer in time, of which nothing is stored; UserError, BudgetExceeded.
+        depends_on: all that the answer depends on (JSON values).
+        messages: builds the request if one is needed.
+        words: max tokens of its texts;
+        num_images: number of its images.
+        schema: JSON schema of the text; it is not checked here.
+        Raises LLMError or TimeoutError without an answer in time, of which nothing is stored;
+        UserError, BudgetExceeded.
         """
         key = paid_key(self.name, depends_on)
 

@@ -129,9 +129,12 @@ def evidence_images(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
 class AnswerPipeline:
     """Generator, judge and the store of paid answers of one run.
 
-    Use it in one event loop. cfg: of the run. run: its name. folder: run directory, which has
-    answers.sqlite unless the config names another location. rank, size: of this process among those
-    of the run, the first of which has to open the store before the others.
+    Use it in one event loop.
+    cfg: of the run.
+    run: its name.
+    folder: run directory, which has answers.sqlite unless the config names another location.
+    rank, size: of this process among those of the run, the first of which has to open the store
+    before the others.
 
     `check` opens the store and checks the servers; `finish` handles one episode, any number
     concurrently; `close` at the end. Raises UserError if the store cannot be opened.

@@ -90,9 +90,11 @@ def run_evaluation(
     policy's folder, hub id or URL (`URL#MODEL`), or the folder of an earlier evaluation, whose
     episodes are used.
 
-    A policy may be a folder of adapters, such as a run's checkpoint. overwrite: replace files of an
-    earlier call. Every process of the world must call it; the main one gets the outcomes. Raises
-    UserError for what the user can fix, if possible before weights are loaded; ServiceUnreachable.
+    A policy may be a folder of adapters, such as a run's checkpoint.
+    overwrite: replace files of an earlier call. Every process of the world must call it; the main
+    one gets the outcomes.
+    Raises UserError for what the user can fix, if possible before weights are loaded;
+    ServiceUnreachable.
     """
     world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s

@@ -100,7 +100,10 @@ class Importer(ABC):
 
     @abstractmethod
     def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
-        """Write the page files of all documents. step: is called with each document done."""
+        """Write the page files of all documents.
+
+        step: is called with each document done.
+        """
 
     @abstractmethod
     def num_steps(self) -> int:
@@ -122,7 +125,9 @@ class Importer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A row of a dataset, or an object in one. position: file and row.
+    """A row of a dataset, or an object in one.
+
+    position: file and row.
 
     What reads a cell raises UserError if its content has another form, and if it is empty.
     """
@@ -281,7 +286,10 @@ class PageFolder:
         folder.mkdir()
 
     def add_image(self, document: str, page: int, content: bytes | None, position: str) -> None:
-        """Write the image of a page. content: None: it is missing. position: where it was read.
+        """Write the image of a page.
+
+        content: None: it is missing.
+        position: where it was read.
 
         A page may come several times, with equal content.
         """

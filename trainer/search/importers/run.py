@@ -49,7 +49,10 @@ _MAX_HASHED = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The outcome of an import. manifest: the content of manifest.json."""
+    """The outcome of an import.
+
+    manifest: the content of manifest.json.
+    """
 
     out: Path
     manifest: Mapping[str, Any]
@@ -86,8 +89,8 @@ def run_import(
 ) -> Imported:
     """Write the folder `out`; a run that ends early leaves nothing there.
 
-    leave_out: leave out what cannot be used, in place of refusing the dataset. keep_unanswerable:
-    keep questions that their documents do not answer.
+    leave_out: leave out what cannot be used, in place of refusing the dataset.
+    keep_unanswerable: keep questions that their documents do not answer.
 
     Raises UserError with a line for each problem, and if `out` exists.
     """
@@ -184,7 +187,10 @@ def _counts(
     usable: Sequence[PublishedQuestion],
     selected: Sequence[PublishedQuestion],
 ) -> dict[str, dict[str, int]]:
-    """Return the counts of each split. rows: number of published rows by split."""
+    """Return the counts of each split.
+
+    rows: number of published rows by split.
+    """
     num_usable, num_selected = (
         Counter(item.split for item in items) for items in (usable, selected)
     )

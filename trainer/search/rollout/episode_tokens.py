@@ -36,9 +36,11 @@ _PREFILL = re.compile(r"\s*<think>\s*(</think>\s*)?")
 class TurnTokenizer:
     """The ids of prompts and observations under one chat template.
 
-    reader: of a policy that sees images; stops: ids that end a turn of the policy. prefill: the
-    start of a think block in the generation prompt, or "". Raises UserError if turns cannot be
-    joined under the template, because the text of a turn depends on other turns.
+    reader: of a policy that sees images;
+    stops: ids that end a turn of the policy.
+    prefill: the start of a think block in the generation prompt, or "".
+    Raises UserError if turns cannot be joined under the template, because the text of a turn
+    depends on other turns.
     """
 
     def __init__(
@@ -177,9 +179,12 @@ class TurnTokenizer:
 
 @dataclass(slots=True)
 class EpisodeTokens:
-    """The ids of an episode so far. logprobs: of the sampler, 0 between turns; None: not requested.
+    """The ids of an episode so far.
+
+    logprobs: of the sampler, 0 between turns; None: not requested.
     weight_versions: of the sampler's weights, between turns that of the id before; None: unknown.
-    images: the images of the ids. hashes: their SHA-256."""
+    images: the images of the ids.
+    hashes: their SHA-256."""
 
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)

@@ -51,7 +51,10 @@ enlarged."""
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a conversation. images: come before the text."""
+    """A message of a conversation.
+
+    images: come before the text.
+    """
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -88,7 +91,8 @@ def conversation(
     """Return the conversation of an episode, for fine-tuning.
 
     The last observation, which the policy did not read, and a forced end, which it did not write,
-    are left out. load_image: SHA-256 -> PNG.
+    are left out.
+    load_image: SHA-256 -> PNG.
     """
     messages = opening(trajectory.question, cfg)
     for turn in trajectory.turns:
@@ -147,7 +151,10 @@ def _line(parts: dict[LinePart, str], view: ImageView, cfg: EpisodeConfig) -> st
 
 
 def nothing_found(hits: int) -> str:
-    """Return the text for a search without new pages. hits: number of its known pages."""
+    """Return the text for a search without new pages.
+
+    hits: number of its known pages.
+    """
     if not hits:
         return "No page was found for this query. Search with other words."
     if hits == 1:
@@ -165,8 +172,9 @@ def correction(
 ) -> str:
     """Return the text for a turn without a valid action.
 
-    detail: the problem. view: the last view. box: the action was a box; then the text has its
-    frame.
+    detail: the problem.
+    view: the last view.
+    box: the action was a box; then the text has its frame.
     """
     spellings = ", ".join(SPELLING.values())
     advice = {

@@ -40,10 +40,12 @@ _LOOP_KEYS = {
 class LoopState:
     """The state before a step.
 
-    data: config section of all questions. rows: file of questions for the next training; None: all
-    questions. buckets, focused: folders of the last buckets and focus. policy: the next start.
-    runs: run directories so far, in order. record: folder of the last step with decisions about
-    rows, which includes all earlier ones.
+    data: config section of all questions.
+    rows: file of questions for the next training; None: all questions.
+    buckets, focused: folders of the last buckets and focus.
+    policy: the next start.
+    runs: run directories so far, in order.
+    record: folder of the last step with decisions about rows, which includes all earlier ones.
     """
 
     data: dict[str, Any]
@@ -55,7 +57,10 @@ class LoopState:
     record: Path | None = None
 
     def update(self, moves: Collection[str], folder: Path) -> None:
-        """Take over what a step has left in its folder. moves: of the step."""
+        """Take over what a step has left in its folder.
+
+        moves: of the step.
+        """
         rows = str(folder / "rows.jsonl")
         if "data" in moves:
             self.data = {"train": rows}
@@ -77,7 +82,10 @@ class LoopPlan:
         return self.out / f"{self.cfg.rounds.index(round_cfg) + 1:02d}-{round_cfg.name}"
 
     def training(self, round_cfg: RoundConfig, state: LoopState | None = None) -> SearchConfig:
-        """Return the config of a round's training. state: None before the first round."""
+        """Return the config of a round's training.
+
+        state: None before the first round.
+        """
         settings = merged(read_config(round_cfg.config), merged(self.cfg.train, round_cfg.train))
         loop_settings: dict[str, Any] = {"misc": {"run_dir": str(self.folder(round_cfg) / "train")}}
         if state is not None:
@@ -116,8 +124,8 @@ class LoopPlan:
     ) -> SftConfig:
         """Return the config of a round's SFT.
 
-        longest: max tokens of a row, the default of data.max_length. record: folder with the
-        decisions about rows.
+        longest: max tokens of a row, the default of data.max_length.
+        record: folder with the decisions about rows.
         """
         settings = merged({"data": {"max_length": longest}}, merged(self.cfg.sft, round_cfg.sft))
         loop_settings = {
@@ -177,7 +185,10 @@ def _value_at(sections: Mapping[str, Any], key: str) -> Any:
 
 
 def _check_data(round_cfg: RoundConfig, training: SearchConfig, *, is_from_loop: bool) -> None:
-    """Raise UserError if an input file is missing. is_from_loop: the loop sets data.train."""
+    """Raise UserError if an input file is missing.
+
+    is_from_loop: the loop sets data.train.
+    """
     if training.data.columns:
         raise UserError(
             f"{round_cfg.name}: data.columns: the loop uses the standard names of columns. "
@@ -226,7 +237,8 @@ def with_new_keys(
 ) -> dict[str, Any]:
     """Return recorded settings with the keys that an earlier version did not have.
 
-    Their values are what it did: the defaults. settings, cfg: of the step now.
+    Their values are what it did: the defaults.
+    settings, cfg: of the step now.
     """
     earlier_cfg = cfg.of_run({}) if isinstance(cfg, KeptConfig) else type(cfg)()
     defaults = settings_of(step, earlier_cfg, Path())
@@ -234,7 +246,10 @@ def with_new_keys(
 
 
 def _keys(cfg: BaseModel, sections: Sequence[str], *, free: bool = True) -> dict[str, Any]:
-    """Return `section.key` -> value. free: without the keys that may change."""
+    """Return `section.key` -> value.
+
+    free: without the keys that may change.
+    """
     values: dict[str, Any] = {}
     for section in sections:
         section_cfg = getattr(cfg, section)

@@ -78,8 +78,9 @@ def class_of(compared: Compared, outvoted: Literal["OK", "UNCERTAIN"]) -> TruthC
     """Return the class of a row.
 
     Two answers that agree in any form are equal; if two of the three pairs agree, all three are
-    equal. outvoted: the class if the verifier contradicts a reference with which the generator
-    agrees without knowing it.
+    equal.
+    outvoted: the class if the verifier contradicts a reference with which the generator agrees
+    without knowing it.
     """
     if compared.stance != "sure":
         return "UNCERTAIN"
@@ -104,7 +105,9 @@ def most_agree(agreements: Sequence[Agreement]) -> Agreement:
 
 
 def stance_of(groups: Sequence[int], unsure: int, consensus: float) -> Stance:
-    """Return the stance of the verifier. groups: sizes of the groups of equal, sure answers.
+    """Return the stance of the verifier.
+
+    groups: sizes of the groups of equal, sure answers.
     consensus: the share of all answers that a group needs."""
     best, total = max(groups, default=0), sum(groups) + unsure
     if best and not below(best / total, consensus):
@@ -164,8 +167,10 @@ def _folded(text: str) -> str:
 
 
 def check_quotes(evidence: Sequence[tuple[int, str]], texts: Sequence[str]) -> list[QuoteCheck]:
-    """Return the result for each quote. evidence: (number of the image, from 1; quote). texts: the
-    text layer of each image's page."""
+    """Return the result for each quote.
+
+    evidence: (number of the image, from 1; quote).
+    texts: the text layer of each image's page."""
     return [_checked(quote, texts[number - 1]) for number, quote in evidence]
 
 

@@ -109,8 +109,10 @@ class AlternativesConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A page that may have a question's fact. cosine: None without embeddings. by: overlap,
-    embedding, or both."""
+    """A page that may have a question's fact.
+
+    cosine: None without embeddings.
+    by: overlap, embedding, or both."""
 
     page_id: str
     overlap: float
@@ -120,8 +122,11 @@ class Proposal:
 
 @dataclass(slots=True)
 class Confirmed:
-    """The result of a question. pages: gold page -> confirmed pages. answer_by_pair: the first
-    answer from each of them. refused, failed: numbers of pairs of gold page and page."""
+    """The result of a question.
+
+    pages: gold page -> confirmed pages.
+    answer_by_pair: the first answer from each of them.
+    refused, failed: numbers of pairs of gold page and page."""
 
     outcome: Became
     pages: dict[str, list[str]] = field(default_factory=dict)
@@ -206,7 +211,10 @@ class Alternatives(Step[AlternativesConfig]):
     def decide_one(
         self, prompt: CuratedPrompt, work: Work[AlternativesConfig], answer: Any
     ) -> Decision:
-        """Return the decision about a row. answer: its confirmed pages."""
+        """Return the decision about a row.
+
+        answer: its confirmed pages.
+        """
         question, result = prompt.question, answer
         proposed = work.opened.proposals.get(question.id, ())
         extended = {

@@ -54,8 +54,9 @@ class AnswerTrials:
 class Models:
     """The models that a step asks.
 
-    answering: generator and judge; None: it asks neither. chats: further models: name in keys and
-    charges -> config, price. cap: the most that the step may spend.
+    answering: generator and judge; None: it asks neither.
+    chats: further models: name in keys and charges -> config, price.
+    cap: the most that the step may spend.
     """
 
     answering: AnsweringConfig | None = None
@@ -64,7 +65,10 @@ class Models:
 
 
 class Asking:
-    """The models that a step asks, in one event loop. chats: further models by name."""
+    """The models that a step asks, in one event loop.
+
+    chats: further models by name.
+    """
 
     def __init__(self, models: Models, store: Store) -> None:
         answering, cap = models.answering, models.cap

@@ -127,10 +127,12 @@ _UNSPECIFIC: Final = ("right", "unscored")
 class EpisodeEvidence:
     """The data of an episode that its summary does not have.
 
-    answer: the answer. asked_from: key of the images of the request. has_all_gold: whether each
-    gold page, or an alternative, was visible. is_sent: whether the generator got each of these.
-    hit: whether a missing one was among the hits of a search. document: whether a page of a gold
-    page's document was visible.
+    answer: the answer.
+    asked_from: key of the images of the request.
+    has_all_gold: whether each gold page, or an alternative, was visible.
+    is_sent: whether the generator got each of these.
+    hit: whether a missing one was among the hits of a search.
+    document: whether a page of a gold page's document was visible.
     """
 
     answer: str | None
@@ -161,10 +163,10 @@ def episode_evidence(trajectory: Trajectory) -> EpisodeEvidence:
 class Suspicion:
     """Evidence against judge and reference in the answers to a question, as flat texts.
 
-    right: answers that were judged right, and the reference. agreed: the common answer of episodes
-    with all facts sent, if it contradicts the reference. None if they do not agree, if an answer
-    with all facts was judged right, if an answer without them is equal, and if it cannot be read
-    from a page (`_is_reading`).
+    right: answers that were judged right, and the reference.
+    agreed: the common answer of episodes with all facts sent, if it contradicts the reference. None
+    if they do not agree, if an answer with all facts was judged right, if an answer without them is
+    equal, and if it cannot be read from a page (`_is_reading`).
     """
 
     right: frozenset[str]

@@ -114,9 +114,11 @@ class DistillConfig(Config):
 class EpisodeText:
     """Data about the text of an episode.
 
-    rejection: why it is not an example. repeats: whether a query repeats the one before. length: in
-    letters. evidence: whether the answer rests on pages with the facts. digest: of the question and
-    the turns, equal for duplicates.
+    rejection: why it is not an example.
+    repeats: whether a query repeats the one before.
+    length: in letters.
+    evidence: whether the answer rests on pages with the facts.
+    digest: of the question and the turns, equal for duplicates.
     """
 
     rejection: RejectionReason | None
@@ -128,8 +130,10 @@ class EpisodeText:
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """The choice for a prompt. eligible: the episodes that may be rows, the best first. rate: share
-    of right episodes among those with a score; None without one."""
+    """The choice for a prompt.
+
+    eligible: the episodes that may be rows, the best first.
+    rate: share of right episodes among those with a score; None without one."""
 
     rate: float | None
     eligible: list[EpisodeSummary]
@@ -364,7 +368,8 @@ def choose(
     """Return the choice for a prompt.
 
     A rejected prompt has one decision for all episodes, a chosen one has a decision for each
-    episode that is not eligible. record: earlier decisions about prompts and episodes.
+    episode that is not eligible.
+    record: earlier decisions about prompts and episodes.
     """
     counted, rate, right = _rate(prompt, cfg)
     stats = {"question_id": prompt.question.id, "rate": rate, "right": right}
@@ -394,7 +399,10 @@ def decided(
     reason: str,
     **more: str,
 ) -> Decision:
-    """Return the decision about an episode. more: further values."""
+    """Return the decision about an episode.
+
+    more: further values.
+    """
     stats = {
         "question_id": prompt.question.id,
         "rate": rate,

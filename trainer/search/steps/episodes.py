@@ -31,10 +31,12 @@ Combine = Literal["all", "last_step", "last_run"]
 class EpisodeSummary:
     """The summary of an episode.
 
-    order: index of its run. name: of the run. judge, ndcg, reward: None without a value.
-    has_evidence: whether a page with the fact was sent to the generator. rank: the best rank of
-    such a page among all hits; None: it was in none. turns, searches, crops, invalid: counts of the
-    policy's turns.
+    order: index of its run.
+    name: of the run.
+    judge, ndcg, reward: None without a value.
+    has_evidence: whether a page with the fact was sent to the generator.
+    rank: the best rank of such a page among all hits; None: it was in none.
+    turns, searches, crops, invalid: counts of the policy's turns.
     """
 
     order: int
@@ -106,7 +108,10 @@ def mean_of(samples: Iterable[EpisodeSummary], measure: Measure) -> float | None
 
 @dataclass(frozen=True, slots=True)
 class CuratedRun:
-    """A run that was read. digest: SHA-256 of its step files."""
+    """A run that was read.
+
+    digest: SHA-256 of its step files.
+    """
 
     folder: Path
     name: str
@@ -137,7 +142,10 @@ def read_prompts(
 
 
 def run_config(folder: Path, if_missing: str) -> SearchConfig:
-    """Return the config of a run. if_missing: end of the UserError's sentence if it has none."""
+    """Return the config of a run.
+
+    if_missing: end of the UserError's sentence if it has none.
+    """
     path = folder / "config.yaml"
     if not path.is_file():
         raise UserError(f"{path}: does not exist{if_missing}")

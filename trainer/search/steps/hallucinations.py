@@ -71,8 +71,12 @@ class HallucinationsConfig(Config):
 class Suspect:
     """An episode that was judged right without all gold pages or alternatives to them.
 
-    question: its id. order: index of its run. evidence: SHA-256 of the generator's images. near:
-    those of a gold page's document. partial: whether some gold page was sent. answer: the answer.
+    question: its id.
+    order: index of its run.
+    evidence: SHA-256 of the generator's images.
+    near: those of a gold page's document.
+    partial: whether some gold page was sent.
+    answer: the answer.
     """
 
     ref: str

@@ -108,8 +108,10 @@ class RewriteConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class OriginalThought:
-    """The thought of a turn. turn: index of its message in the conversation. action: its text, for
-    context."""
+    """The thought of a turn.
+
+    turn: index of its message in the conversation.
+    action: its text, for context."""
 
     turn: int
     action: str
@@ -117,7 +119,9 @@ class OriginalThought:
 
 
 class Distilled:
-    """An output folder of `search distill`. record: decisions about its rows.
+    """An output folder of `search distill`.
+
+    record: decisions about its rows.
 
     Raises UserError if it is another folder or its rows are damaged.
     """
@@ -170,8 +174,8 @@ class Distilled:
 class _RowOutcome:
     """The outcome of a row: the new row (None: dropped) and the reason.
 
-    changed: thoughts before and after. doubted: reason -> number of rejected new thoughts, whose
-    originals are kept.
+    changed: thoughts before and after.
+    doubted: reason -> number of rejected new thoughts, whose originals are kept.
     """
 
     row: dict[str, Any] | None
@@ -332,7 +336,10 @@ def _rewritten(
     answers: Sequence[dict[int, str] | None],
     cfg: RewriteConfig,
 ) -> _RowOutcome:
-    """Return the outcome of a row. answers: of its calls."""
+    """Return the outcome of a row.
+
+    answers: of its calls.
+    """
     if reason := _removed(row, distilled):
         return _RowOutcome(None, reason)
     originals = _thoughts_to_rewrite(row)
@@ -362,7 +369,9 @@ def _rewritten(
 async def rewritten(
     chat: CachedChat, text: str, thoughts: Sequence[OriginalThought]
 ) -> dict[int, str] | None:
-    """Return the rewritten thought of each turn. text: of `thoughts_prompt`.
+    """Return the rewritten thought of each turn.
+
+    text: of `thoughts_prompt`.
 
     Empty if the answer has another form; None without an answer. Raises UserError,
     BudgetExceeded.

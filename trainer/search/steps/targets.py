@@ -185,7 +185,10 @@ def invented(text: str) -> str | None:
 
 
 def thoughts(text: str, *, unclosed: bool = False) -> list[str]:
-    """Return the texts in the think blocks of a turn. unclosed: also of an unclosed block."""
+    """Return the texts in the think blocks of a turn.
+
+    unclosed: also of an unclosed block.
+    """
     texts = [text[start:end] for start, end in thought_spans(text)]
     unclosed_text = text[text.rfind(_CLOSE) + 1 :].partition(_OPEN)[2] if unclosed else ""
     return [*texts, unclosed_text] if unclosed_text else texts

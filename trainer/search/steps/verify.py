@@ -189,8 +189,10 @@ class VerifyConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """An answer of the verifier. evidence: (number of the image, from 1; quote). quotes: the check
-    of each quote; empty before the check."""
+    """An answer of the verifier.
+
+    evidence: (number of the image, from 1; quote).
+    quotes: the check of each quote; empty before the check."""
 
     sure: bool
     answer: str
@@ -207,8 +209,10 @@ class Opinion:
 class Verified:
     """The result of a row.
 
-    opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
-    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure.
+    opinions: of the verifier;
+    answers: of the generator; None: invalid.
+    compared: None without a verdict; then `reason` has the reason.
+    opinion: the verifier's, if it is sure.
     """
 
     opinions: tuple[Opinion | None, ...] = ()
@@ -402,7 +406,10 @@ def _skipped(prompt: CuratedPrompt, work: Work[VerifyConfig]) -> str | None:
 def skip_reason(
     prompt: CuratedPrompt, cfg: SharedConfig, max_images: int, record: CurationRecord
 ) -> str | None:
-    """Return why a prompt is not verified, or None. record: earlier decisions."""
+    """Return why a prompt is not verified, or None.
+
+    record: earlier decisions.
+    """
     question, verify_cfg = prompt.question, cfg.verify
     if not question.gold:
         return "no gold page"
@@ -502,7 +509,10 @@ async def _compared(
     opinions: Sequence[Opinion],
     consensus: float,
 ) -> Verified:
-    """Return the result with its agreements. opinions: the valid ones."""
+    """Return the result with its agreements.
+
+    opinions: the valid ones.
+    """
 
     async def agree(answer: str, *references: str) -> Agreement:
         if any(same_text(answer, reference) for reference in references):
@@ -580,9 +590,10 @@ async def ask_verifier(
 ) -> Opinion | None:
     """Return the opinion with number `sample`; each has its own request and cache entry.
 
-    None for an invalid answer: truncated, filtered, or not of the schema. chat: with the name
-    `VERIFIER`. pngs: SHA-256 -> PNG. Raises LLMError or TimeoutError without an answer in time,
-    UserError, BudgetExceeded.
+    None for an invalid answer: truncated, filtered, or not of the schema.
+    chat: with the name `VERIFIER`.
+    pngs: SHA-256 -> PNG.
+    Raises LLMError or TimeoutError without an answer in time, UserError, BudgetExceeded.
     """
     cfg = chat.cfg
     reply, _ = await chat.ask(

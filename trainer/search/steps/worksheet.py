@@ -163,7 +163,9 @@ def worksheets(
     """Return worksheet.csv and worksheet.html.
 
     The CSV has all rows with answers or decisions, first those to drop; the page has the first of
-    them. load_page: page id -> PNG. num_rows, width: most rows of the page, pixels of its images.
+    them.
+    load_page: page id -> PNG.
+    num_rows, width: most rows of the page, pixels of its images.
     """
     decided = [
         decision

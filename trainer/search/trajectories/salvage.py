@@ -30,8 +30,10 @@ _ID = re.compile(rb'"trajectory_id":\s*"([^"\\]{1,200})"')
 class SalvagedStep:
     """A damaged step file.
 
-    damaged: where it is kept. num_kept: lines in the new file; if 0, there is no new file. losses:
-    a text for each lost line. has_unchecked: whether a line without its own checksum was kept.
+    damaged: where it is kept.
+    num_kept: lines in the new file; if 0, there is no new file.
+    losses: a text for each lost line.
+    has_unchecked: whether a line without its own checksum was kept.
     """
 
     path: Path
@@ -52,7 +54,11 @@ class SalvagedStep:
 
 
 class _StepLine(NamedTuple):
-    """A line of a step file. error: why it is damaged. is_checked: its own checksum is right."""
+    """A line of a step file.
+
+    error: why it is damaged.
+    is_checked: its own checksum is right.
+    """
 
     line: bytes
     error: str | None
@@ -62,8 +68,9 @@ class _StepLine(NamedTuple):
 def salvage(run_dir: Path) -> list[SalvagedStep]:
     """Replace each damaged step file of a run by one with its readable lines.
 
-    The damaged files are kept beside them, as `step-000001.jsonl.gz.damaged`. run_dir: of a run, or
-    its folder of trajectories. Raises UserError if there is no store.
+    The damaged files are kept beside them, as `step-000001.jsonl.gz.damaged`.
+    run_dir: of a run, or its folder of trajectories.
+    Raises UserError if there is no store.
     """
     is_store = (run_dir / "store.json").is_file()
     store = TrajectoryStore(run_dir if is_store else run_dir / FOLDER)

@@ -39,8 +39,10 @@ def write_view(
 ) -> Path:
     """Write the page of a run and return its path: `view.html` in the run's folder.
 
-    steps: None: all. max_episodes: on the page; if there are more, it has the first of each step
-    and the number of the others. Raises UserError if there is no episode.
+    steps: None: all.
+    max_episodes: on the page; if there are more, it has the first of each step and the number of
+    the others.
+    Raises UserError if there is no episode.
     """
     store = TrajectoryStore(run_dir / FOLDER)
     stored = store.steps()
@@ -66,8 +68,8 @@ def write_episodes(
 ) -> None:
     """Write a page of some episodes.
 
-    load_image: SHA-256 -> PNG; raises UserError if there is none, and the page says so. total:
-    number of all episodes.
+    load_image: SHA-256 -> PNG; raises UserError if there is none, and the page says so.
+    total: number of all episodes.
     """
     laid_out = [lay_out(episode) for episode in episodes]
     classes = _classes(laid_out)

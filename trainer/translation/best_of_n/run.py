@@ -74,7 +74,8 @@ def run_best_of_n(
 ) -> BestOfNResult:
     """Run all stages that have no output yet.
 
-    train: the sources to sample translations of. sets: held-out examples by name.
+    train: the sources to sample translations of.
+    sets: held-out examples by name.
     resume: go on with the run of misc.run_dir.
     Raises UserError for whatever the user can fix.
     """

@@ -53,8 +53,9 @@ def searched(
     step: int = 1,
     **more: Any,
 ) -> Trajectory:
-    """Return an episode with these stats. None: it has no such stat. more: see
-    `finished.episode`."""
+    """Return an episode with these stats. None: it has no such stat.
+
+    more: see `finished.episode`."""
     answer_text = answer if answer is not None else "said" if judge is not None else None
     fields: dict[str, Any] = {
         "run": "",
@@ -88,8 +89,8 @@ def write_run(
 ) -> Path:
     """Write a run's folder: its store, and a config that names its questions.
 
-    questions: defaults to those of the episodes. pictures: by SHA-256, beside those of the pages
-    that `finished` shows.
+    questions: defaults to those of the episodes.
+    pictures: by SHA-256, beside those of the pages that `finished` shows.
     """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for sha256, png in (pictures or {}).items():

@@ -85,7 +85,10 @@ def episodes(question: Question, step: int) -> list[Trajectory]:
 
 
 def in_process(model: Path, runs: Mapping[str, Path]) -> Callable[..., int]:
-    """Run a step's process in this process. runs: the training's output by round."""
+    """Run a step's process in this process.
+
+    runs: the training's output by round.
+    """
 
     def run(
         steps: Steps, name: str, record: StepRecord, command: Sequence[str], env: object
@@ -145,8 +148,9 @@ def test_what_the_rounds_condemn_reaches_no_row(
     servers: VerifyServers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule
-    chooses. count: questions of each kind; of those whose gold page was not sent, at most 10."""
+    """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule chooses.
+
+    count: questions of each kind; of those whose gold page was not sent, at most 10."""
     question_rows = questions(count)
     for question_row in question_rows:
         monkeypatch.setitem(SAID, question_row.id, KINDS[question_row.id.partition("-")[0]][0])
