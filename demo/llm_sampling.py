@@ -109,7 +109,7 @@ class Sampler:
             return
         cache = DynamicCache()
         prompts = list(dict.fromkeys(row.request.prompt for row in rows))  # n choices share one
-        ids, attended = self._padded(prompts)  # [U, P]
+        ids, attended = self._pad(prompts)  # [U, P]
         logits = self._forward(ids, attended, cache)  # [U, V]
         prompt_indices = torch.tensor([prompts.index(row.request.prompt) for row in rows])
         cache.batch_select_indices(prompt_indices)
@@ -142,7 +142,7 @@ class Sampler:
         logits: Tensor = out.logits[:, -1]
         return logits
 
-    def _padded(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    def _pad(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
         """Return prompts padded on the left, and which ids are theirs: both [U, P]."""
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self._pad_id)

@@ -55,7 +55,7 @@ REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
 }
 
 
-def _masked(text: str) -> str:
+def _mask(text: str) -> str:
     """Return the text without passwords of URLs; most texts have none."""
     return without_passwords(text) if "@" in text else text
 
@@ -79,8 +79,8 @@ class UserError(ScorekitError):
     exit_code = 2
 
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
-        super().__init__(_masked(message))
-        self.lines = tuple(_masked(line) for line in lines)
+        super().__init__(_mask(message))
+        self.lines = tuple(_mask(line) for line in lines)
 
 
 class ServiceUnreachable(ScorekitError):
@@ -90,7 +90,7 @@ class ServiceUnreachable(ScorekitError):
     """
 
     def __init__(self, url: str, reason: str, *, retryable: bool = True) -> None:
-        url, reason = _masked(url), _masked(reason)
+        url, reason = _mask(url), _mask(reason)
         super().__init__(url, reason)
         self.url = url
         self.reason = reason
@@ -143,7 +143,7 @@ class ServiceError(ScorekitError):
     """A failure that travels as `{"type", "message", "retryable"}`."""
 
     def __init__(self, type: str, message: str, *, retryable: bool) -> None:
-        message = _masked(message)
+        message = _mask(message)
         super().__init__(type, message)
         self.type = type
         self.message = message

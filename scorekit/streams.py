@@ -170,7 +170,7 @@ def protect_streams(*, stdout_is_log: bool) -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # as those of any process
     for name, is_log in (("stderr", True), ("stdout", stdout_is_log)):
-        stream = _protected(getattr(sys, name), name, is_log=is_log)
+        stream = _protect(getattr(sys, name), name, is_log=is_log)
         setattr(sys, name, stream)
         if isinstance(stream, _StandardStream):
             setattr(sys, f"__{name}__", stream)
@@ -289,7 +289,7 @@ def result_error() -> OSError | None:
     return None if output is None or output.is_log else output.error
 
 
-def _protected(stream: TextIO | None, name: str, *, is_log: bool) -> TextIO | None:
+def _protect(stream: TextIO | None, name: str, *, is_log: bool) -> TextIO | None:
     fd = {"stdout": 1, "stderr": 2}[name]
     output = _output_of(stream)
     if output is None:

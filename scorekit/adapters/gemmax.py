@@ -347,8 +347,8 @@ async def _serve(
     from scorekit.server.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
-        checked = await _opened(stack, "--xcomet", xcomet, deadline, wait) if xcomet else None
-        scores = await _opened(stack, "--qe", qe, deadline, wait) if qe else checked
+        checked = await _open(stack, "--xcomet", xcomet, deadline, wait) if xcomet else None
+        scores = await _open(stack, "--qe", qe, deadline, wait) if qe else checked
         assert scores is not None
         server = GemmaxServer(scores, checked, rule, deadline)
         bridge = create_app(server, address.keys, address.host, address.allow_host)
@@ -358,7 +358,7 @@ async def _serve(
         )
 
 
-async def _opened(
+async def _open(
     stack: AsyncExitStack, option: str, urls: list[str], deadline: float, wait: float
 ) -> Service:
     """Return a service that is ready and fits. Raises UserError if its scores do not fit."""

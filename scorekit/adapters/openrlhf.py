@@ -475,7 +475,7 @@ async def _serve(
     from scorekit.server.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
-        reward, label, rewards = await _opened(stack, settings, start)
+        reward, label, rewards = await _open(stack, settings, start)
         clip_range = None
         if start.trainer == "openrlhf":
             clip_range = _counted_clip_range(rewards, start.clip_range)
@@ -497,7 +497,7 @@ def _counted_clip_range(
     return checked_range if check.must_count else None
 
 
-async def _opened(
+async def _open(
     stack: AsyncExitStack, settings: RewardSettings, start: _Start
 ) -> tuple[TrainerReward, str, Range]:
     """Return the source of rewards once it is ready, what scores, and its range of rewards."""

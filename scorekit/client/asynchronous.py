@@ -217,7 +217,7 @@ class ScoringClient:
 
         results.update(distinct.failed)
         call = Call(info, dict(options or {}), priority, distinct, deadline_s)
-        cached = await self._cached(call)
+        cached = await self._cached_results(call)
 
         def deliver(answers: Iterable[tuple[int, Result]]) -> None:
             before = len(results)
@@ -340,7 +340,7 @@ class ScoringClient:
             raise (lasting or refusals or errors)[0]
         return {url: infos[url] for url in tasks.values() if url in infos}
 
-    async def _cached(self, call: Call) -> dict[int, Result]:
+    async def _cached_results(self, call: Call) -> dict[int, Result]:
         """Return the cached results by the index of the distinct sample."""
         if self._cache is None or call.options.get("cache") is False:
             return {}

@@ -151,7 +151,7 @@ class RequestDispatcher:
                         if ready:
                             await self.get(endpoint, "/v1/info", request.deadline)
                         remaining = list(missing.items())
-                        async for index, result in self._numbered(endpoint, remaining, request):
+                        async for index, result in self._number(endpoint, remaining, request):
                             if self._retry_samples and _may_pass(result):
                                 failed[index] = result
                             else:
@@ -182,7 +182,7 @@ class RequestDispatcher:
             )
         return RequestError("unavailable", f"{endpoint.url}: samples had transient errors")
 
-    async def _numbered(
+    async def _number(
         self, endpoint: Replica, samples: list[Placed], request: _Request
     ) -> AsyncIterator[Answered]:
         """Send a request once. A refusal names samples by their index in the caller's list."""

@@ -178,7 +178,7 @@ def _read_jsonl(file: RowFile, lower_is_better: bool) -> Judgements:
     notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
     notes += [f"{blameless:,} {_NOTES['source']}"] if blameless else []
     notes += [f"{repeated:,} equal rows of a rater and a translation count once"] * bool(repeated)
-    return Judgements(_checked(by_key, file.path), notes)
+    return Judgements(_check_names(by_key, file.path), notes)
 
 
 def _without_empty(rating: Rating) -> Rating:
@@ -298,7 +298,7 @@ def _read_published(file: RowFile) -> Judgements:
         rating.spans += [Span(start, end, error.severity) for start, end in error.ranges]
         counts["unplaced"] += not error.ranges
     notes = [f"{counts[name]:,} {text}" for name, text in _NOTES.items() if counts[name]]
-    return Judgements(_checked(by_key, file.path), notes)
+    return Judgements(_check_names(by_key, file.path), notes)
 
 
 def _no_judgement(row: Mapping[str, Any]) -> str | None:
@@ -324,7 +324,7 @@ def errors_of_row(row: Mapping[str, Any]) -> tuple[str, str, Marked | None]:
     mt, ranges = unmarked(unquoted(row["target"]))
     severity = row["severity"].strip().upper()
     # Names depend on the annotators' tools: `No-error`, `no_error`.
-    if "NO-ERROR" in (_dashed(severity), _dashed(row["category"].strip().upper())):
+    if "NO-ERROR" in (_dash(severity), _dash(row["category"].strip().upper())):
         return src, mt, None
     return src, mt, Marked(severity, ranges)
 
@@ -367,11 +367,11 @@ def unquoted(cell: str) -> str:
     return cell
 
 
-def _dashed(name: str) -> str:
+def _dash(name: str) -> str:
     return name.replace("_", "-").replace(" ", "-")
 
 
-def _checked(
+def _check_names(
     by_key: dict[tuple[str, str, str], JudgedTranslation], path: Path
 ) -> list[JudgedTranslation]:
     """Name segments without a name. Raises UserError for a named one with two translations."""

@@ -163,14 +163,14 @@ def matched(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, 
         for f in predicted
     ]
     if len(predicted) <= len(gold):
-        pairs = list(enumerate(_assigned(credits)))
+        pairs = list(enumerate(_assign(credits)))
     else:
         transposed = [list(column) for column in zip(*credits, strict=True)]
-        pairs = [(f, g) for g, f in enumerate(_assigned(transposed))]
+        pairs = [(f, g) for g, f in enumerate(_assign(transposed))]
     return [(f, g) for f, g in pairs if credits[f][g] > 0]
 
 
-def _assigned(worth: Sequence[Sequence[float]]) -> list[int]:
+def _assign(worth: Sequence[Sequence[float]]) -> list[int]:
     """Return the column of each row that maximizes the sum; there are no more rows than columns.
 
     The Hungarian method by shortest augmenting paths (Jonker and Volgenant 1987).

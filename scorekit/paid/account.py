@@ -129,14 +129,14 @@ class Account:
         is_logging: bool = True,
     ) -> None:
         self.cap, self.prices, self._is_logging = cap, dict(prices), is_logging
-        self._totals = {name: ApiUsage() for name in prices} | self._priced(spent)
+        self._totals = {name: ApiUsage() for name in prices} | self._price(spent)
         self._logged = sum_charges(self._totals.values())
         self._call_ended = asyncio.Event()
         if unfinished:
             log.warning(
                 "calls without an answer when the run was killed, at limit: %s; they are asked "
                 "again, and a server may have charged for them",
-                format_totals(self._priced(unfinished)),
+                format_totals(self._price(unfinished)),
             )
 
     @property
@@ -152,7 +152,7 @@ class Account:
 
     def cost(self, totals: Mapping[str, ApiUsage]) -> float:
         """Return the cost of totals by server; what has no price costs nothing."""
-        return sum_charges(self._priced(totals).values()).money or 0.0
+        return sum_charges(self._price(totals).values()).money or 0.0
 
     def fits(self, spent: float, reserved: float, server: str, limit: ApiUsage) -> bool:
         """Return whether a call of at most this usage fits below the cap."""
@@ -181,7 +181,7 @@ class Account:
         self._call_ended = asyncio.Event()
         if not self._is_logging or not totals:
             return
-        run_totals = {name: ApiUsage() for name in self.prices} | self._priced(totals)
+        run_totals = {name: ApiUsage() for name in self.prices} | self._price(totals)
         current, logged = sum_charges(run_totals.values()), self._logged
         growth = (current.money or 0.0) - (logged.money or 0.0)
         by_money = self.cap is not None and growth >= _LOG_SHARE * self.cap
@@ -189,7 +189,7 @@ class Account:
             self._logged = current
             log.info("paid servers so far: %s", format_totals(run_totals))
 
-    def _priced(self, totals: Mapping[str, ApiUsage]) -> dict[str, ApiUsage]:
+    def _price(self, totals: Mapping[str, ApiUsage]) -> dict[str, ApiUsage]:
         return {name: priced(usage, self.prices.get(name)) for name, usage in totals.items()}
 
 

@@ -138,12 +138,12 @@ class PaidCalls:
         """End a claim. It also ends if this task is cancelled, and a paid answer is stored."""
         totals: dict[str, ApiUsage] = {}
         try:
-            totals = await _completed(self._store.finish(key, server, usage, answer))
+            totals = await _complete(self._store.finish(key, server, usage, answer))
         finally:
             self._account.end_call(totals)
 
 
-async def _completed(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, which goes on to its end if this task is cancelled."""
     task = asyncio.ensure_future(coroutine)
     try:

@@ -150,7 +150,7 @@ class ComponentConfig(ServiceRequest):
         if len(names) != 1:
             raise ValueError("needs either `service`, `rule` or `scorer`. Give one of them")
         default = type(self).model_construct()
-        for key in self._unused(names[0]):
+        for key in self._unused_names(names[0]):
             if getattr(self, key) != getattr(default, key):
                 raise ValueError(f"`{key}` has no effect beside `{names[0]}`. Remove it")
         if self.rule is not None and self.arguments and ":" not in self.rule:
@@ -167,7 +167,7 @@ class ComponentConfig(ServiceRequest):
             raise ValueError("`variables` are a judge's. Give `task`, too")
         return self._check_group()
 
-    def _unused(self, source: str) -> tuple[str, ...]:
+    def _unused_names(self, source: str) -> tuple[str, ...]:
         """Return the keys that have no effect beside `service`, `scorer` or `rule`."""
         if source == "rule":
             of_requests = [key for key in ServiceRequest.model_fields if key != "arguments"]

@@ -142,8 +142,8 @@ class RowFile:
         """Return the encoding of the text. Raises UserError."""
         if self._encoding is None:
             try:
-                with self._unzipped() as file:
-                    self._encoding = self._detected(file)
+                with self._unzip() as file:
+                    self._encoding = self._detect(file)
             except (OSError, EOFError, zlib.error, RowError) as error:
                 raise self._as_user_error(0, error) from None
         return self._encoding
@@ -152,7 +152,7 @@ class RowFile:
         """Return a digest of the (unzipped) content. Raises UserError."""
         digest = hashlib.blake2b(digest_size=16)
         try:
-            with self._unzipped() as file:
+            with self._unzip() as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
         except (OSError, EOFError, zlib.error) as error:
@@ -284,20 +284,20 @@ class RowFile:
     def _text(self) -> Iterator[BinaryIO]:
         """Open the content as UTF-8."""
         encoding = self.encoding
-        with self._unzipped() as file:
+        with self._unzip() as file:
             if encoding == "utf-8":
                 yield file
                 return
             with tempfile.TemporaryFile() as copy:
                 try:
-                    for text in _decoded(file, encoding):
+                    for text in _decode(file, encoding):
                         copy.write(text.encode())
                 except UnicodeError:
                     raise RowError(0, f"not text in {encoding}. Name its encoding") from None
                 copy.seek(0)
                 yield cast(BinaryIO, copy)
 
-    def _detected(self, file: BinaryIO) -> str:
+    def _detect(self, file: BinaryIO) -> str:
         if self.format == "parquet":
             return "utf-8"
         start = file.read(4)
@@ -315,7 +315,7 @@ class RowFile:
         return "utf-8"
 
     @contextmanager
-    def _unzipped(self) -> Iterator[BinaryIO]:
+    def _unzip(self) -> Iterator[BinaryIO]:
         with self._open_raw() as file:
             is_gzip = file.read(2) == _GZIP
             file.seek(0)
@@ -351,7 +351,7 @@ def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _decoded(file: BinaryIO, encoding: str) -> Iterator[str]:
+def _decode(file: BinaryIO, encoding: str) -> Iterator[str]:
     """Yield the whole text in pieces. Raises UnicodeError."""
     file.seek(0)
     decoder = codecs.getincrementaldecoder(encoding)()
@@ -362,7 +362,7 @@ def _decoded(file: BinaryIO, encoding: str) -> Iterator[str]:
 
 def _is_utf8(file: BinaryIO) -> bool:
     try:
-        return all(True for _ in _decoded(file, "utf-8"))
+        return all(True for _ in _decode(file, "utf-8"))
     except UnicodeError:
         return False
 
@@ -375,7 +375,7 @@ def _is_korean(file: BinaryIO) -> bool:
     """
     common = rare = 0
     try:
-        for text in _decoded(file, "cp949"):
+        for text in _decode(file, "cp949"):
             for character, count in Counter(_LETTER.findall(text)).items():
                 is_common = "가" <= character <= "힣" and _is_in_euc_kr(character)
                 common += count * is_common

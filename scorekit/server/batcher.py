@@ -214,7 +214,7 @@ class Batcher:
             targets.append(("cut", partial(self._run_encoder, cutter, self._to_cut)))
         targets += [("model", self._run_model)] * (self._workers + spare_workers)
         self._threads = [
-            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
             for name, target in targets
         ]
         for kind in KINDS:
@@ -481,7 +481,7 @@ class Batcher:
 
     # -- the threads ----------------------------------------------------------------------------
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException:  # no request must wait for a thread that has ended

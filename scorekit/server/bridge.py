@@ -115,7 +115,7 @@ class BridgeMiddleware:
                 with self._budget.share() as share:
                     body = await _read(headers, receive, share)
                     has_unread_body = False
-                    body = await self._checked(body)
+                    body = await self._check(body)
                     await self.app(scope, _replaying(body, receive), send_on)
             else:
                 has_unread_body = False  # the application decides
@@ -127,7 +127,7 @@ class BridgeMiddleware:
                 raise
             await refuse(send_on, _refusal_of(raised, scope))
 
-    async def _checked(self, body: bytes) -> bytes:
+    async def _check(self, body: bytes) -> bytes:
         """Return a body that is JSON. Raises RequestError."""
         body = without_mark(body)
         if len(body) <= LARGE:

@@ -107,11 +107,9 @@ class _Cutter:
         lengths = [max_tokens + 1 if size is None else size - (overhead or 0) for size in sizes]
         empties = [[not text.strip() for text in self._cut(part)] for part in pairwise(borders)]
         windows = list(pairwise(pack(lengths, empties, max_tokens)))
-        return self._fitted(
-            borders, windows, lambda window: add_context(lengths, *window, max_tokens)
-        )
+        return self._fit(borders, windows, lambda window: add_context(lengths, *window, max_tokens))
 
-    def _fitted(
+    def _fit(
         self,
         borders: list[Boundary],
         windows: list[Window],
@@ -263,7 +261,7 @@ def merge_outcomes(sample: WindowedSample, outcomes: Sequence[Outcome | None]) -
     }
     for name, side in (("error_spans", "mt"), ("omissions", "src")):
         if any(name in outcome for outcome in good):
-            merged[name] = _joined(
+            merged[name] = _join(
                 [outcome.get(name) or [] for outcome in good],
                 [
                     (getattr(position, f"{side}_read"), *getattr(position, side))
@@ -284,7 +282,7 @@ def merge_outcomes(sample: WindowedSample, outcomes: Sequence[Outcome | None]) -
     return merged
 
 
-def _joined(
+def _join(
     spans: Sequence[Sequence[Span]], ranges: Sequence[tuple[int, int, int]], text: str
 ) -> list[Span]:
     """Return the spans of all windows at their position in the text, cut at the window's ends.

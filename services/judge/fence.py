@@ -89,10 +89,10 @@ def _part(field: str, image: str) -> dict[str, Any]:
         data = b64decode(image, validate=True)
     except (binascii.Error, ValueError):
         raise SampleError("invalid_input", f"{field}: not base64") from None
-    return image_part(*_checked(field, data))
+    return image_part(*_check_image(field, data))
 
 
-def _checked(field: str, data: bytes) -> tuple[bytes, str]:
+def _check_image(field: str, data: bytes) -> tuple[bytes, str]:
     """Return the file for the model and its media type. Most are not decoded."""
     try:
         with Image.open(io.BytesIO(data), formats=tuple(MEDIA_TYPES)) as image:

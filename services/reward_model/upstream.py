@@ -71,7 +71,7 @@ class Route:
     takes: frozenset[str]
 
 
-def _classified(form: Form, model: str) -> dict[str, Any]:
+def _classify(form: Form, model: str) -> dict[str, Any]:
     body: dict[str, Any] = {"model": model, "use_activation": False}
     if form.messages is None:
         return body | {"input": form.text}
@@ -80,15 +80,15 @@ def _classified(form: Form, model: str) -> dict[str, Any]:
     return body | chat | {"add_special_tokens": False}
 
 
-def _pooled(form: Form, model: str) -> dict[str, Any]:
-    return _classified(form, model) | {"task": "classify", "encoding_format": "float"}
+def _pool(form: Form, model: str) -> dict[str, Any]:
+    return _classify(form, model) | {"task": "classify", "encoding_format": "float"}
 
 
-def _scored(form: Form, model: str) -> dict[str, Any]:
+def _score(form: Form, model: str) -> dict[str, Any]:
     return {"model": model, "use_activation": False, "text_1": form.text, "text_2": form.pair}
 
 
-def _predicted(form: Form, model: str) -> dict[str, Any]:
+def _predict(form: Form, model: str) -> dict[str, Any]:
     inputs: Any = form.text if form.pair is None else [[form.text, form.pair]]
     return {"inputs": inputs, "raw_scores": True, "truncate": False}
 
@@ -132,10 +132,10 @@ def _read_predicted(answer: Any, labels: Sequence[str]) -> list[float]:
 
 #: `--upstream-api` -> how that server is asked.
 ROUTES: dict[str, Route] = {
-    "classify": Route("/classify", _classified, _read_classified, frozenset({"messages", "text"})),
-    "pooling": Route("/pooling", _pooled, _read_pooled, frozenset({"messages", "text"})),
-    "score": Route("/score", _scored, _read_scored, frozenset({"pair"})),
-    "predict": Route("/predict", _predicted, _read_predicted, frozenset({"text", "pair"})),
+    "classify": Route("/classify", _classify, _read_classified, frozenset({"messages", "text"})),
+    "pooling": Route("/pooling", _pool, _read_pooled, frozenset({"messages", "text"})),
+    "score": Route("/score", _score, _read_scored, frozenset({"pair"})),
+    "predict": Route("/predict", _predict, _read_predicted, frozenset({"text", "pair"})),
 }
 
 
@@ -207,7 +207,7 @@ class UpstreamBackend:
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
             try:
-                encoded.append(self._encoded(sample, options))
+                encoded.append(self._encode(sample, options))
             except SampleError as error:
                 encoded.append(error)
         return encoded
@@ -225,7 +225,7 @@ class UpstreamBackend:
         """Return None: the weights are elsewhere."""
         return None
 
-    def _encoded(self, sample: RewardSample, options: RewardOptions) -> Encoded:
+    def _encode(self, sample: RewardSample, options: RewardOptions) -> Encoded:
         if isinstance(sample, UpstreamProbe):
             return Encoded(1, {}, None)
         form = self._prompt.form_of(sample)

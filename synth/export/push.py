@@ -36,7 +36,7 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     for name, pair_cfg in pair_configs(
         cfg
     ).items():  # a single pair has the name "" and no subfolder
-        manifest = _checked(pair_cfg.run.out_dir, folder / name, partial)
+        manifest = _check(pair_cfg.run.out_dir, folder / name, partial)
         files = [file["name"] for file in manifest["files"]]
         names += [str(Path(name) / file) for file in (*files, "manifest.json", "README.md")]
         rows += manifest["rows"]["train"]
@@ -62,7 +62,7 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     return commit.commit_url
 
 
-def _checked(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
+def _check(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
     """Return the manifest of an export that may be pushed. Raises UserError.
 
     folder: the export, or its copy within the export of several pairs."""

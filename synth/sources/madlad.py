@@ -160,7 +160,7 @@ def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
     Raises UserError if the file or the hub cannot be reached.
     """
     if "://" in file.url:
-        yield from _remote(_streamed, file.url, broken)
+        yield from _remote(_stream, file.url, broken)
         return
     try:
         yield from (_text_lines if file.url.endswith(_LINES) else _parsed)(file.url, broken)
@@ -179,7 +179,7 @@ def _remote(
         raise UserError(f"{url}: cannot be read: {reason}; go on with --resume") from None
 
 
-def _streamed(url: str, broken: Broken) -> Iterator[Document]:
+def _stream(url: str, broken: Broken) -> Iterator[Document]:
     """Yield documents with the JSON builder of `datasets`, without a copy on the disk.
 
     The builder stops at a line that is not JSON; the rest of the file is read line by line.

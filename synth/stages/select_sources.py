@@ -84,7 +84,7 @@ class SelectSources(GlobalStage):
         finally:
             entries.unlink(missing_ok=True)
         _report_selection(chosen, cfg, work.progress.print_line)
-        ranked = _ranked(islice(source.records(), work.limit), chosen.positions)
+        ranked = _rank(islice(source.records(), work.limit), chosen.positions)
         threshold = cfg.prefilter.min_improvement
         per_shard = cfg.run.shard_records
         shards = max(1, -(-len(chosen.positions) // per_shard))
@@ -175,7 +175,7 @@ def _not_chosen(record: Record, threshold: float | None) -> RejectedRecord:
     return RejectedRecord(record, Reason.NOT_SELECTED)
 
 
-def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
+def _rank(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
     """Yield records with their rank, None if not chosen.
 
     chosen: from `choose`.

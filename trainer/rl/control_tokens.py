@@ -240,10 +240,10 @@ def _is_block(content: str, frame_text: str, tokenizer: Any) -> bool:
 
 def _opening(content: str) -> str:
     """Return the token that opens what `</name>` or `<name|>` closes; others as they are."""
-    return re.sub(r"^<(?:/(.+)|([^|]+\|))>$", _opened, content)
+    return re.sub(r"^<(?:/(.+)|([^|]+\|))>$", _open, content)
 
 
-def _opened(match: re.Match[str]) -> str:
+def _open(match: re.Match[str]) -> str:
     return f"<{match[1]}>" if match[1] else f"<|{match[2][:-1]}>"
 
 

@@ -83,10 +83,12 @@ class Moments(NamedTuple):
 def moments_of(language: str) -> Moments:
     """Return the words and patterns of a language ("ko"), from moments.toml."""
     data = tomllib.loads(_TABLE.read_text(encoding="utf-8"))[language]
-    hours = _counted(data, "hours", "other_hours")
-    minutes = _counted(data, "minutes", first=data.get("first_minute", 1)) | _by_tens(data, 59)
-    months = _counted(data, "months", "short_months")
-    weekdays = _counted(data, "weekdays", "other_weekdays", "more_weekdays")
+    hours = _number_by_word(data, "hours", "other_hours")
+    minutes = _number_by_word(data, "minutes", first=data.get("first_minute", 1)) | _by_tens(
+        data, 59
+    )
+    months = _number_by_word(data, "months", "short_months")
+    weekdays = _number_by_word(data, "weekdays", "other_weekdays", "more_weekdays")
     marks = {
         word.replace("_", " ").casefold(): half
         for half, row in data["marks"].items()
@@ -122,7 +124,7 @@ def moments_of(language: str) -> Moments:
     )
 
 
-def _counted(data: Mapping[str, Any], *names: str, first: int = 1) -> dict[str, int]:
+def _number_by_word(data: Mapping[str, Any], *names: str, first: int = 1) -> dict[str, int]:
     return {
         word.casefold(): first + index
         for name in names
@@ -193,7 +195,7 @@ def _time(
     if is_bare and groups["h"] == "一":
         return None  # "一点": a little
     if (relation := groups.get("rel")) is not None:
-        hour, minute = _related(relation.casefold(), hour, table)
+        hour, minute = _relate(relation.casefold(), hour, table)
     return Moment(start, end, *_options(hour, minute, half))
 
 
@@ -207,7 +209,7 @@ def _minute(groups: Mapping[str, str], table: Moments) -> int:
     return 30 if "half" in groups else 15 if "quarter" in groups else 45 if "three" in groups else 0
 
 
-def _related(relation: str, hour: int, table: Moments) -> tuple[int, int]:
+def _relate(relation: str, hour: int, table: Moments) -> tuple[int, int]:
     """Return hour and minute of "half past", "viertel vor" and the like."""
     if relation == "halb":
         return hour - 1 or 12, 30

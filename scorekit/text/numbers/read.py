@@ -150,7 +150,7 @@ def _readings(raw: str, chunks: list[str], decimal: str) -> list[Fraction]:
     """Return the readings of digits with marks, the likelier first; empty for several numbers."""
     marks = _MARKS.findall(raw)
     if not marks:
-        return [_joined(chunks)]
+        return [_join(chunks)]
     last, earlier_marks = marks[-1], set(marks[:-1])
     are_groups = all(len(chunk) == 3 for chunk in chunks[1:-1])
     if ":" in marks or not are_groups or len(earlier_marks) > 1:
@@ -158,12 +158,12 @@ def _readings(raw: str, chunks: list[str], decimal: str) -> list[Fraction]:
     if earlier_marks and earlier_marks != {last}:
         return [_decimal(["".join(chunks[:-1]), chunks[-1]])] if last in ".," else []
     is_grouped = len(chunks[0]) <= 3 == len(chunks[-1])
-    as_group = [_joined(chunks)] if is_grouped and (earlier_marks or chunks[0] != "0") else []
+    as_group = [_join(chunks)] if is_grouped and (earlier_marks or chunks[0] != "0") else []
     as_decimal = [_decimal(chunks)] if last in ".," and not earlier_marks else []
     return as_decimal + as_group if last == decimal else as_group + as_decimal
 
 
-def _joined(chunks: list[str]) -> Fraction:
+def _join(chunks: list[str]) -> Fraction:
     return Fraction(int("".join(chunks[:_MAX_DIGITS])[:_MAX_DIGITS]))
 
 

@@ -327,7 +327,7 @@ def read_quantities(
             single[index - 1] = None
     quantities: list[NumberWithUnit] = []
     for quantity in filter(None, single):
-        if quantities and (joined_quantity := _joined(text, quantities[-1], quantity)):
+        if quantities and (joined_quantity := _join(text, quantities[-1], quantity)):
             quantities[-1] = joined_quantity
         else:
             quantities.append(quantity)
@@ -430,7 +430,7 @@ def _told_before(
     return meanings, sure
 
 
-def _joined(text: str, first: NumberWithUnit, second: NumberWithUnit) -> NumberWithUnit | None:
+def _join(text: str, first: NumberWithUnit, second: NumberWithUnit) -> NumberWithUnit | None:
     """Return the whole of two quantities that are parts of one, or None."""
     if second.first != first.last + 1 or second.start - first.end > 6:
         return None

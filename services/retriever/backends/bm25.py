@@ -213,7 +213,7 @@ class Words:
         for first, *following in lines:
             line, start = (normalized("NFKC", t).lower().strip() for t in (first, following[0]))
             if divided := _DIVIDED.search(line):
-                words += _joined(divided[1], following)
+                words += _join(divided[1], following)
             elif (end := _KOREAN_END.search(line)) and (begin := _KOREAN_START.match(start)):
                 if self._kiwi is None:
                     words.append(end[0][-1] + begin[0][0])
@@ -280,7 +280,7 @@ def _plain(text: str) -> str:
     return normalized("NFKC", text).lower().translate(_UNSEEN)
 
 
-def _joined(start: str, following: Sequence[str]) -> Iterator[str]:
+def _join(start: str, following: Sequence[str]) -> Iterator[str]:
     """Yield a word from its first part and the lines that have the others."""
     word = start
     for text in following:

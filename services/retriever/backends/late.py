@@ -138,7 +138,7 @@ class VectorFile:
         Raises UserError unless the file has vectors for exactly these pages."""
         ids = {page.page_id for page in pages}
         with self._reading():
-            file = _opened(self._path)
+            file = _open(self._path)
         with file:
             with self._reading():
                 names = set(file.keys())
@@ -182,7 +182,7 @@ def _approximation(folder: Path, pages: int, approximate: bool | None) -> dict[s
     return {"approximate": build_candidates(folder)}
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     if path.suffix == ".npz":
         return np.load(path, allow_pickle=False)
     return safe_open(str(path), framework="numpy")

@@ -170,7 +170,7 @@ class PdfFile:
 
     def __init__(self, content: bytes) -> None:
         self._content = content  # PDFium reads from it until the end
-        self._pdf = _opened(content)
+        self._pdf = _open(content)
         #: The copy whose pages are changed to read their annotations; opened when it is needed.
         self._changed: pypdfium2.PdfDocument | None = None
         self.pages = len(self._pdf)
@@ -230,11 +230,11 @@ class PdfFile:
             if count == pdfium.FPDFPage_GetAnnotCount(page):
                 return self._changed
             self._changed.close()
-        self._changed = _opened(self._content)
+        self._changed = _open(self._content)
         return self._changed
 
 
-def _opened(content: bytes) -> pypdfium2.PdfDocument:
+def _open(content: bytes) -> pypdfium2.PdfDocument:
     """Return an open PDF with its form. Raises PdfError if it is not a PDF."""
     document = pdfium.FPDF_LoadMemDocument64(content, len(content), None)
     if not document:

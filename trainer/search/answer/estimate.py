@@ -64,8 +64,8 @@ def estimate(sample: Sequence[Trajectory], episodes: int, cfg: AnsweringConfig) 
     paid = [t for t in need_answer if t.answer is not None and t.answer.charge.calls]
     measured_cfg = _with_measured_tokens(paid, cfg.generator)
     factor = episodes / len(sample)
-    answers = _scaled([_of_generator(t, measured_cfg) for t in need_answer], factor)
-    verdicts = _scaled([_of_judge(t, cfg) for t in need_answer], factor)
+    answers = _scale([_of_generator(t, measured_cfg) for t in need_answer], factor)
+    verdicts = _scale([_of_judge(t, cfg) for t in need_answer], factor)
     generator, judge = priced(answers, cfg.money.generator), priced(verdicts, cfg.money.judge)
     total, cap = sum_charges([generator, judge]).money, cfg.money.cap
     paid_for = int(cap * episodes / total) if cap is not None and total else None
@@ -125,7 +125,7 @@ def _num_words(trajectory: Trajectory, cfg: GeneratorConfig) -> int:
     return estimated_words(cfg.system, trajectory.question.question)
 
 
-def _scaled(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:
+def _scale(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:
     total = sum_charges(charges)
     return ApiUsage(
         calls=round(factor * total.calls),

@@ -59,7 +59,7 @@ class TurnTokenizer:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids before the first turn."""
-        return self._ids(self._rendered(messages), messages)
+        return self._ids(self._render(messages), messages)
 
     def observation(self, message: Message) -> list[int]:
         """Return the ids between two turns, starting with the id that ends a turn."""
@@ -92,8 +92,8 @@ class TurnTokenizer:
         """
         written = _THOUGHT if self.prefill else _OPENED + _THOUGHT
         turn = Message("assistant", self.prefill + written)
-        rendered = self._rendered([*_BEFORE, turn, Message("user", "v")])
-        if rendered.startswith(self._rendered(_BEFORE) + written):
+        rendered = self._render([*_BEFORE, turn, Message("user", "v")])
+        if rendered.startswith(self._render(_BEFORE) + written):
             return None
         change = "changes" if "why" in rendered else "drops the thinking of"
         return (
@@ -104,7 +104,7 @@ class TurnTokenizer:
 
     # -- renders ----------------------------------------------------------------------------------
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         safe = [
             message
             if message.role == "assistant"
@@ -116,7 +116,7 @@ class TurnTokenizer:
 
     def _tail(self, message: Message) -> str:
         placeholder = Message("assistant", _PLACE)
-        rendered = self._rendered([*_BEFORE, placeholder, message])
+        rendered = self._render([*_BEFORE, placeholder, message])
         return rendered[rendered.index(_PLACE) + len(_PLACE) :]
 
     def _ids(self, text: str, messages: Sequence[Message]) -> list[int]:
@@ -154,8 +154,8 @@ class TurnTokenizer:
         """Check the template and return the prefill. Raises UserError."""
         first, second = Message("user", "first words"), Message("user", "other words")
         turn = Message("assistant", _PLACE)
-        prompt = self._rendered(_BEFORE)
-        head, *tails = self._rendered([*_BEFORE, turn, first, turn, second]).split(_PLACE)
+        prompt = self._render(_BEFORE)
+        head, *tails = self._render([*_BEFORE, turn, first, turn, second]).split(_PLACE)
         opened = prompt.removeprefix(head)
         if not prompt.startswith(head) or (opened and not _PREFILL.fullmatch(opened)):
             raise UserError(

@@ -67,7 +67,7 @@ def opening(question: Question, cfg: EpisodeConfig, form: ActionForm = "tags") -
     if cfg.instructions is None:
         system = _instructions(turns, cfg, form)
     else:
-        system = cfg.instructions.replace("{turns}", _counted(turns))
+        system = cfg.instructions.replace("{turns}", _turns_text(turns))
     return [Message("system", system), Message("user", f"Question: {neutral(question.question)}")]
 
 
@@ -80,7 +80,7 @@ def _instructions(turns: int, cfg: EpisodeConfig, form: ActionForm) -> str:
         complete=SPELLING[COMPLETE],
         pages=f"the first {cfg.pages_per_search}" if several else "the first one",
         boxes=_convention(cfg.sight),
-        turns=_counted(turns),
+        turns=_turns_text(turns),
         sight=_TEXT_SIGHT if cfg.observation == "text" else "",
     )
 
@@ -199,10 +199,10 @@ def frame_rule(view: ImageView, sight: SightConfig) -> str:
 
 def turns_left(left: int, cfg: EpisodeConfig) -> str:
     """Return the last line of an observation."""
-    return f"{_counted(left)} left." if "turns_left" in cfg.observation_line else ""
+    return f"{_turns_text(left)} left." if "turns_left" in cfg.observation_line else ""
 
 
-def _counted(turns: int) -> str:
+def _turns_text(turns: int) -> str:
     return "1 turn" if turns == 1 else f"{turns} turns"
 
 

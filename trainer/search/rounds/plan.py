@@ -16,7 +16,7 @@ from scorekit.errors import UserError
 from trainer.runs.config import KeptConfig, pinned_settings
 from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
-from trainer.search.steps.asking import merged
+from trainer.search.steps.asking import merge_settings
 from trainer.search.steps.config import CurationConfig
 from trainer.search.steps.table import step as step_of
 from trainer.sft.config import SftConfig
@@ -86,7 +86,9 @@ class LoopPlan:
 
         state: None before the first round.
         """
-        settings = merged(read_config(round_cfg.config), merged(self.cfg.train, round_cfg.train))
+        settings = merge_settings(
+            read_config(round_cfg.config), merge_settings(self.cfg.train, round_cfg.train)
+        )
         loop_settings: dict[str, Any] = {"misc": {"run_dir": str(self.folder(round_cfg) / "train")}}
         if state is not None:
             loop_settings["policy"] = {"path": state.policy}
@@ -96,7 +98,7 @@ class LoopPlan:
             rows = state.data if state.rows is None else {"train": state.rows}
             loop_settings["data"] = all_rows | rows
         return check_config(
-            SearchConfig, merged(settings, loop_settings), f"{round_cfg.name}: training"
+            SearchConfig, merge_settings(settings, loop_settings), f"{round_cfg.name}: training"
         )
 
     def curation(self, round_cfg: RoundConfig, state: LoopState | None = None) -> CurationConfig:
@@ -106,12 +108,12 @@ class LoopPlan:
             name: getattr(training, name).model_dump(mode="json", exclude_unset=True)
             for name in ("answering", "retriever")
         }
-        settings = merged(servers, merged(self.cfg.curation, round_cfg.curation))
+        settings = merge_settings(servers, merge_settings(self.cfg.curation, round_cfg.curation))
         loop_settings: dict[str, Any] = {"data": state.data} if state is not None else {}
         if settings.get("answers") is None:
             loop_settings["answers"] = str(self.out / ANSWERS)
         return check_config(
-            CurationConfig, merged(settings, loop_settings), f"{round_cfg.name}: curation"
+            CurationConfig, merge_settings(settings, loop_settings), f"{round_cfg.name}: curation"
         )
 
     def finetuning(
@@ -127,14 +129,18 @@ class LoopPlan:
         longest: max tokens of a row, the default of data.max_length.
         record: folder with the decisions about rows.
         """
-        settings = merged({"data": {"max_length": longest}}, merged(self.cfg.sft, round_cfg.sft))
+        settings = merge_settings(
+            {"data": {"max_length": longest}}, merge_settings(self.cfg.sft, round_cfg.sft)
+        )
         loop_settings = {
             "task": "sft",
             "policy": {"path": policy},
             "data": {"train": str(rows), "record": record and str(record / FILE)},
             "misc": {"run_dir": str(self.folder(round_cfg) / "sft")},
         }
-        return check_config(SftConfig, merged(settings, loop_settings), f"{round_cfg.name}: sft")
+        return check_config(
+            SftConfig, merge_settings(settings, loop_settings), f"{round_cfg.name}: sft"
+        )
 
 
 def check_plan(plan: LoopPlan) -> LoopState:

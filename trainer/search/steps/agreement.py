@@ -147,22 +147,22 @@ def same_but_form(a: str, b: str) -> bool:
 
 def _is_measure(text: str) -> bool:
     """Return whether a text is a number with at most a unit that does not scale it."""
-    match = _MEASURE.fullmatch(_folded(text).rstrip("."))
+    match = _MEASURE.fullmatch(_fold(text).rstrip("."))
     return match is not None and match["unit"] not in _SCALES
 
 
 def same_text(a: str, b: str) -> bool:
     """Return whether two answers are equal except for case, width and spacing."""
-    return _folded(a) == _folded(b)
+    return _fold(a) == _fold(b)
 
 
 def _numbers_and_words(text: str) -> tuple[list[Decimal], list[str]]:
-    flat = _folded(text)
+    flat = _fold(text)
     numbers = [Decimal(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(flat)]
     return numbers, _LETTERS.findall(_NUMBER.sub(" ", flat))
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return " ".join(normalized("NFKC", text).casefold().split())
 
 
@@ -171,10 +171,10 @@ def check_quotes(evidence: Sequence[tuple[int, str]], texts: Sequence[str]) -> l
 
     evidence: (number of the image, from 1; quote).
     texts: the text layer of each image's page."""
-    return [_checked(quote, texts[number - 1]) for number, quote in evidence]
+    return [_check_quote(quote, texts[number - 1]) for number, quote in evidence]
 
 
-def _checked(quote: str, text: str) -> QuoteCheck:
+def _check_quote(quote: str, text: str) -> QuoteCheck:
     if not parts_of(text):
         return "no text layer"
     segments = [segment for segment in _OMISSION.split(quote) if parts_of(segment)]

@@ -275,7 +275,7 @@ def in_scope(prompt: CuratedPrompt, cfg: DiagnoseConfig) -> list[EpisodeSummary]
 
     All episodes if none has a value.
     """
-    counted = prompt.counted(cfg.combine, cfg.measure)
+    counted = prompt.counted_episodes(cfg.combine, cfg.measure)
     if cfg.combine == "all" or not counted:
         return prompt.samples
     return of_same_part(prompt.samples, counted[-1], cfg.combine)
@@ -348,8 +348,8 @@ class Diagnose(Step[DiagnoseConfig]):
         """Return all prompts; those with a low score, or without one, have a cause."""
         outcome = super().decide(work, answers)
         outcome.extra = {
-            "causes": _summed(outcome.decisions, "causes"),
-            "corners": _summed(outcome.decisions, "corners"),
+            "causes": _sum_up(outcome.decisions, "causes"),
+            "corners": _sum_up(outcome.decisions, "corners"),
         }
         return outcome
 
@@ -394,7 +394,7 @@ def corner_of(sample: EpisodeSummary, cfg: DiagnoseConfig) -> Corner | None:
     return "missed_right" if right else "missed_wrong"
 
 
-def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
+def _sum_up(decisions: Iterable[Decision], name: str) -> dict[str, int]:
     """Return the counts of episodes over all prompts."""
     total: Counter[str] = Counter()
     for decision in decisions:

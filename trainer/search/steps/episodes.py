@@ -78,7 +78,7 @@ class CuratedPrompt:
     question: Question
     samples: list[EpisodeSummary] = field(default_factory=list)
 
-    def counted(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
+    def counted_episodes(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
         """Return the episodes with a value that count by a rule."""
         scored = [sample for sample in self.samples if sample.value(measure) is not None]
         if combine == "all" or not scored:
@@ -87,7 +87,7 @@ class CuratedPrompt:
 
     def mean(self, combine: Combine, measure: Measure) -> float | None:
         """Return the mean of the episodes that count; None without one."""
-        return mean_of(self.counted(combine, measure), measure)
+        return mean_of(self.counted_episodes(combine, measure), measure)
 
 
 def of_same_part(

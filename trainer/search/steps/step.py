@@ -151,7 +151,7 @@ class Work(Generic[C]):
     notes: of `Step.note`, by `EpisodeSummary.ref`, in the order of the episodes.
     prior: earlier decisions.
     answering, retriever: the servers of the last run, with the keys that the config sets.
-    opened: what `Step.opened` has opened.
+    resources: what `Step.resources` has opened.
     """
 
     options: CurationOptions
@@ -163,7 +163,7 @@ class Work(Generic[C]):
     prior: PriorDecisions
     answering: AnsweringConfig
     retriever: RetrieverConfig
-    opened: Any = None
+    resources: Any = None
 
     @property
     def by_id(self) -> dict[str, CuratedPrompt]:
@@ -222,7 +222,7 @@ class Step(ABC, Generic[C]):
         """Return lines that `--estimate` prints first."""
         return []
 
-    def opened(self, work: Work[C]) -> AbstractContextManager[Any]:
+    def resources(self, work: Work[C]) -> AbstractContextManager[Any]:
         """Open what asking and writing need: pages, proposals. It is not called for an estimate."""
         return nullcontext()
 

@@ -91,11 +91,11 @@ def _character(escape: re.Match[str]) -> str:
 _OPEN, _CLOSE = f"<{THINK}>", f"</{THINK}>"
 
 
-def _spaced(name: str) -> str:
+def _pattern_of_name(name: str) -> str:
     return r"[\s_.\-]*+".join(map(re.escape, name.replace("_", "")))
 
 
-_NAMES = "|".join(_spaced(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
+_NAMES = "|".join(_pattern_of_name(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
 
 
 #: A tag of an action, or its beginning, in a text from `plain`.

@@ -74,11 +74,11 @@ def salvage(run_dir: Path) -> list[SalvagedStep]:
     """
     is_store = (run_dir / "store.json").is_file()
     store = TrajectoryStore(run_dir if is_store else run_dir / FOLDER)
-    steps = (_salvaged(store, step) for step in store.steps())
+    steps = (_salvage(store, step) for step in store.steps())
     return [step for step in steps if step is not None]
 
 
-def _salvaged(store: TrajectoryStore, step: int) -> SalvagedStep | None:
+def _salvage(store: TrajectoryStore, step: int) -> SalvagedStep | None:
     path = store.step_path(step)
     if _is_readable(store, step):
         return None
@@ -134,7 +134,7 @@ def _step_lines(content: bytes) -> Iterator[_StepLine]:
 
 def _lines_of(member: bytes) -> Iterator[_StepLine]:
     """Yield the lines of a member, and of what follows it up to the next one."""
-    text, error, remainder = _unpacked(member)
+    text, error, remainder = _unpack(member)
     *lines, tail = text.split(b"\n")
     if error is None:
         yield from (_StepLine(line + b"\n", None) for line in lines)
@@ -154,7 +154,7 @@ def _lines_of(member: bytes) -> Iterator[_StepLine]:
 _CHECKSUM = "the checksum is wrong"
 
 
-def _unpacked(member: bytes) -> tuple[bytes, str | None, bytes]:
+def _unpack(member: bytes) -> tuple[bytes, str | None, bytes]:
     """Return (text, error, what follows): the text up to the damage, if there is any."""
     unpacker = zlib.decompressobj(31)
     parts: list[bytes] = []

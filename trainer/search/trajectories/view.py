@@ -49,7 +49,7 @@ def write_view(
     if steps is not None and (unknown := sorted(set(steps) - set(stored))):
         raise UserError(f"{store.folder}: has no step {unknown[0]}. It has {_listed(stored)}.")
     selected = stored if steps is None else sorted(set(steps))
-    chosen, total = _chosen(store, selected, max_episodes)
+    chosen, total = _choose(store, selected, max_episodes)
     if not chosen:
         raise UserError(f"{store.folder}: no episodes to show")
     title = f"{store.run}, {'step' if len(selected) == 1 else 'steps'} {_listed(selected)}"
@@ -92,7 +92,7 @@ def write_episodes(
     )
 
 
-def _chosen(
+def _choose(
     store: TrajectoryStore, steps: Sequence[int], max_episodes: int
 ) -> tuple[list[Trajectory], int]:
     """Return at most `max_episodes` episodes, equally many of each step, and their total."""

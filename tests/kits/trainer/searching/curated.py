@@ -121,7 +121,7 @@ def outcome_of(name: str, *runs: Path, cfg: CurationConfig | None = None) -> Out
     curation_step = step_of(name)
     options = CurationOptions(out=Path("out"), run=list(runs))
     work = open_work(curation_step, options, cfg or CurationConfig())
-    with curation_step.opened(work) as work.opened:
+    with curation_step.resources(work) as work.resources:
         return curation_step.decide(work, {})
 
 
@@ -134,7 +134,7 @@ def write_rows(path: Path, questions: Sequence[Question]) -> Path:
     return path
 
 
-def decided(folder: Path) -> dict[str, dict[str, Any]]:
+def decisions_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what a command has decided: id -> line."""
     lines = (folder / "decisions.jsonl").read_text(encoding="utf-8").splitlines()
     return {row["id"]: row for row in map(json.loads, lines)}
