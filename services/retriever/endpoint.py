@@ -51,10 +51,7 @@ _LATE = SampleError("timeout", "not searched in time")
 
 
 class FoundPages(WireAnswer):
-    """A query that was answered.
-
-    hits: the best first; none where nothing was found.
-    """
+    """A query that was answered. hits: the best first; none where nothing was found."""
 
     id: str | None
     ok: Literal[True]
@@ -92,10 +89,7 @@ class RetrieverInfo(IndexInfo):
 
 
 class Query(Wire):
-    """What is looked for.
-
-    exclude: ids of pages that are no hits of it; an unknown one is none.
-    """
+    """What is looked for. exclude: ids of pages that are no hits of it; an unknown one is none."""
 
     id: str | None = Field(None, description="The caller's name for the query; echoed.")
     query: str = Field(min_length=1, description="What is looked for, in words.")
@@ -387,11 +381,7 @@ class SearchR1Endpoint(SearchEndpoint):
 
 
 class SeenPage(WireAnswer):
-    """A page as VRAG has it.
-
-    idx: from 0 on, the best first.
-    image_file: a path on this service.
-    """
+    """A page as VRAG has it. idx: from 0 on, the best first. image_file: a path on this service."""
 
     idx: int
     image_file: str
