@@ -33,7 +33,7 @@ from scorekit.client.transport import (
     parse_response,
     raise_refusal,
     reason_of,
-    renumbered,
+    renumber,
     request_body,
 )
 from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnreachable
@@ -191,7 +191,7 @@ class RequestDispatcher:
                 yield pair
         except RequestError as error:
             distinct = request.call.distinct
-            raise renumbered(error, [distinct.index(index) for index, _ in samples]) from None
+            raise renumber(error, [distinct.index(index) for index, _ in samples]) from None
 
     async def _score_once(
         self, endpoint: Replica, samples: list[Placed], request: _Request

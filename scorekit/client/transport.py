@@ -191,7 +191,7 @@ def not_sent(error: httpx.HTTPError) -> bool:
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def renumbered(error: RequestError, indexes: Sequence[int]) -> RequestError:
+def renumber(error: RequestError, indexes: Sequence[int]) -> RequestError:
     """Return the refusal with `samples.K` renamed to the caller's index `indexes[K]`."""
 
     def index(match: re.Match[str]) -> str:

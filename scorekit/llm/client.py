@@ -24,7 +24,7 @@ from tenacity import RetryCallState
 
 from scorekit.errors import UserError
 from scorekit.llm.dialects import DIALECTS, DialectName
-from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explained, stated_status, wrong_model
+from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explain, stated_status, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.limits import (
     ConcurrencyLimiter,
@@ -459,7 +459,7 @@ class LLMClient:
         return server_words(text, authorization=authorization, max_chars=MAX_WORDS)
 
     def _refusal(self, answer: Reply, request_id: str = "") -> LLMError | UserError:
-        return explained(
+        return explain(
             answer.status,
             answer.headers,
             answer.body,

@@ -155,7 +155,7 @@ def late_retry(seconds: float) -> str:
     return f"a retry in {seconds:,.0f} s would come after the deadline"
 
 
-def explained(
+def explain(
     status: int,
     headers: Mapping[str, str],
     body: bytes,

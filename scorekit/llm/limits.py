@@ -14,7 +14,7 @@ from typing import Protocol
 from tenacity import AsyncRetrying, RetryCallState
 
 from scorekit.llm.errors import LLMError
-from scorekit.net.retry import Deadline, failure_of, retrying, stepped
+from scorekit.net.retry import Deadline, failure_of, retrying, stepped_wait
 
 log = logging.getLogger("scorekit.llm")
 
@@ -184,7 +184,9 @@ class RetryPolicy:
         deadline: Deadline | None = None,
     ) -> None:
         self._max_attempts = max_attempts
-        self._step = stepped(backoff_s) if deadline is None else stepped(backoff_s, math.inf)
+        self._step = (
+            stepped_wait(backoff_s) if deadline is None else stepped_wait(backoff_s, math.inf)
+        )
         self._wait_for_server_s = wait_for_server_s
         self._deadline = deadline
         self._away_deadline: Deadline | None = None

@@ -135,7 +135,7 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")
     if file.format in ("csv", "txt"):  # they cannot hold spans
         raise UserError(f"{path}: judgements are .jsonl or .tsv")
-    if file.format == "tsv":  # most of the published files are not quoted; `unquoted` decides
+    if file.format == "tsv":  # most of the published files are not quoted; `remove_quotes` decides
         judgements = _read_published(RowFile(path, "tsv-unquoted"))
     else:
         judgements = _read_jsonl(file, lower_is_better)
@@ -283,7 +283,9 @@ def _read_published(file: RowFile) -> Judgements:
             penalty = weight(error.severity, row["category"]) if error else 0.0
         except ValueError as row_error:
             raise UserError(f"{file.path}, line {number}: {row_error}") from None
-        counts["quoted"] += any(unquoted(row[name]) != row[name] for name in ("source", "target"))
+        counts["quoted"] += any(
+            remove_quotes(row[name]) != row[name] for name in ("source", "target")
+        )
         rating = raters.get((id(translation), row["rater"]))
         if rating is None:
             rating = raters[id(translation), row["rater"]] = Rating(0.0, [])
@@ -320,8 +322,8 @@ class Marked(NamedTuple):
 
 def errors_of_row(row: Mapping[str, Any]) -> tuple[str, str, Marked | None]:
     """Return (source, translation, error) of a row; the error is None if the rater marked none."""
-    src, _ = unmarked(unquoted(row["source"]))
-    mt, ranges = unmarked(unquoted(row["target"]))
+    src, _ = remove_marks(remove_quotes(row["source"]))
+    mt, ranges = remove_marks(remove_quotes(row["target"]))
     severity = row["severity"].strip().upper()
     # Names depend on the annotators' tools: `No-error`, `no_error`.
     if "NO-ERROR" in (_dash(severity), _dash(row["category"].strip().upper())):
@@ -329,7 +331,7 @@ def errors_of_row(row: Mapping[str, Any]) -> tuple[str, str, Marked | None]:
     return src, mt, Marked(severity, ranges)
 
 
-def unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
+def remove_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the text without its marks, and the (start, end) of the marked ranges.
 
     Raises ValueError for an unpaired mark.
@@ -355,7 +357,7 @@ def unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join((*parts, text[end:])), ranges
 
 
-def unquoted(cell: str) -> str:
+def remove_quotes(cell: str) -> str:
     """Return a cell without the quotes of a CSV, which only some of the files have (newstest2020).
 
     In those, a quoted cell has its inner quotes doubled. A text that is itself in quotes has single

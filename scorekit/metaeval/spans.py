@@ -4,7 +4,7 @@
 Long spans count more.
 
 `mpp`: match with partial overlap and partial credit, micro-averaged (Perrella et al. 2026,
-arXiv 2603.19921). Spans are matched one to one (`matched`); precision is the sum of
+arXiv 2603.19921). Spans are matched one to one (`match_spans`); precision is the sum of
 `overlap / length of the metric's span` over the matched ones, by the number of all spans of the
 metric; recall that of `overlap / length of the human span`, by the number of all human spans; F1 is
 their harmonic mean. Every span has equal weight, long or short. Specific to scorekit: the matching
@@ -122,7 +122,7 @@ def _compare(
     total = np.zeros(8)
     total[:4] = (common := (by_metric & by_people).sum()), common, by_metric.sum(), by_people.sum()
     total[5], total[7] = len(predicted), len(gold)
-    for i, j in matched(predicted, gold):
+    for i, j in match_spans(predicted, gold):
         shared = overlap(predicted[i], gold[j])
         for span, column in ((predicted[i], 4), (gold[j], 6)):
             credit = shared / (span.end - span.start)
@@ -152,7 +152,7 @@ def overlap(a: Span, b: Span) -> int:
     return max(0, min(a.end, b.end) - max(a.start, b.start))
 
 
-def matched(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, int]]:
+def match_spans(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, int]]:
     """Return pairs (index in `predicted`, index in `gold`) of overlapping spans, each span once.
 
     They maximize the sum of the credits (overlap / length) for precision and recall."""

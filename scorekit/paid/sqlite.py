@@ -188,10 +188,10 @@ class SqliteStore(Store):
 
     def _open(self, rank: int) -> sqlite3.Connection:
         if self._run is None:
-            db = opened(self.path)
+            db = open_database(self.path)
             with self._transaction(db, is_synced=False):  # a read-only file must fail now
                 return db
-        db = opened(self.path, is_checked=not rank)
+        db = open_database(self.path, is_checked=not rank)
         try:
             with self._transaction(db, is_synced=True):
                 if rank:
@@ -378,7 +378,7 @@ def judge_in_file(path: Path, space: Space, run: str) -> str | None:
     return None if row is None else str(row[0].decode())
 
 
-def opened(path: Path, *, is_checked: bool = False) -> sqlite3.Connection:
+def open_database(path: Path, *, is_checked: bool = False) -> sqlite3.Connection:
     """Open the file; create it if it does not exist. Raises sqlite3.Error.
 
     is_checked: whether damage is an error.

@@ -63,12 +63,12 @@ def code_of(key: bytes, texts: Mapping[str, str]) -> str:
     return hashlib.blake2b(content, key=key, digest_size=16).hexdigest()
 
 
-def fenced(name: str, text: str, code: str) -> str:
+def fence_text(name: str, text: str, code: str) -> str:
     """Return the text between its marks, on separate lines."""
-    return f"⟦{name} {code}⟧\n{defused(text)}\n⟦/{name} {code}⟧"
+    return f"⟦{name} {code}⟧\n{defuse(text)}\n⟦/{name} {code}⟧"
 
 
-def defused(text: str) -> str:
+def defuse(text: str) -> str:
     """Return the text with plain brackets for ⟦ ⟧, and a space inside chat template marks."""
     return neutral(text.translate(_BRACKETS))
 

@@ -21,7 +21,7 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.errors import SampleError, UserError
-from scorekit.llm.errors import CAUSES, LLMError, explained, sample_error
+from scorekit.llm.errors import CAUSES, LLMError, explain, sample_error
 from scorekit.llm.http import ChatServer
 from scorekit.llm.limits import RetryPolicy
 from scorekit.net.loops import gather_or_cancel
@@ -304,7 +304,7 @@ class UpstreamBackend:
             request_id=name,
         )
         if not reply.is_ok:
-            raise explained(
+            raise explain(
                 reply.status,
                 reply.headers,
                 reply.body,

@@ -21,7 +21,7 @@ from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.paid.answers import Store
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.schemas import Result
-from scorekit.text.chat_marks import neutral, restored
+from scorekit.text.chat_marks import neutral, restore_marks
 from synth.config import SynthConfig, languages
 from synth.reasons import Family
 from synth.record import SourceFailed, TemporaryFailure
@@ -114,7 +114,7 @@ class Clients:
             {
                 "index": index,
                 **answer_by_key[key],
-                "text": restored(src, answer_by_key[key]["text"]),
+                "text": restore_marks(src, answer_by_key[key]["text"]),
             }
             for index, key in enumerate(keys)
         ]

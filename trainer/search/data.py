@@ -22,7 +22,7 @@ from trainer.runs.readers import (
     parse_rows,
     read_rows,
     row_ids,
-    shortened,
+    shorten,
     text_cell,
 )
 from trainer.search.config import COLUMNS, SearchConfig, SearchData
@@ -106,10 +106,10 @@ def hold_against_index(
     summary = f"{len(errors)} of {len(questions)} questions name a page that is not in the index"
     if data.missing_gold == "refuse":
         advice = "Ingest its file, correct the row, or set data.missing_gold to leave_out"
-        raise UserError(f"{summary}. {advice}:", shortened(errors))
+        raise UserError(f"{summary}. {advice}:", shorten(errors))
     if not usable:
-        raise UserError(f"{summary}: no question remains", shortened(errors))
-    log.warning("%s: they are left out: %s", summary, "; ".join(shortened(errors)))
+        raise UserError(f"{summary}: no question remains", shorten(errors))
+    log.warning("%s: they are left out: %s", summary, "; ".join(shorten(errors)))
     return usable
 
 

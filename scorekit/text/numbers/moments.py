@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scorekit.text.pattern_rows import compiled
+from scorekit.text.pattern_rows import compile_patterns
 
 _TABLE = Path(__file__).parent / "moments.toml"
 _DAY, _HALF_DAY, _NOON = 24 * 60, 12 * 60, 12 * 60
@@ -108,7 +108,7 @@ def moments_of(language: str) -> Moments:
     rows |= {name: data[name] for name in ("weekday", "frequency")}
     if language == "de":
         rows["mark"] = r"\b({MARK})\b"
-    patterns = compiled(rows, parts)
+    patterns = compile_patterns(rows, parts)
     marks |= {word: half for half, row in later_marks.items() for word in row.split()}
     return Moments(
         patterns["time"],
@@ -304,7 +304,7 @@ def find_frequencies(text: str, language: str) -> list[Moment]:
 Reader = Callable[[str, str], list[Moment]]
 
 
-def unmatched(src: list[Moment], mt: list[Moment]) -> tuple[list[Moment], list[Moment]]:
+def unmatched_moments(src: list[Moment], mt: list[Moment]) -> tuple[list[Moment], list[Moment]]:
     """Return the moments of each text that no moment of the other may be."""
 
     def without(moments: list[Moment], other_moments: list[Moment]) -> list[Moment]:

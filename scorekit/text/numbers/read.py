@@ -68,7 +68,7 @@ _DIGITS = re.compile(
 _MARKS = re.compile(r"[.,:'’ ]")
 
 
-def prepared(text: str) -> str:
+def prepare(text: str) -> str:
     """Return the text for reading: NFKC, without links, tags, placeholders and raised digits.
 
     A mixed fraction ("2½", "2 1/2") and tenths ("3할 4푼 9리") become decimals."""
@@ -87,7 +87,7 @@ def prepared(text: str) -> str:
 
 
 def numbers(text: str, table: Table) -> Iterator[Number]:
-    """Yield the numbers of a `prepared` text, in order."""
+    """Yield the numbers of a `prepare` text, in order."""
     run: list[Atom] = []
     for atom in _atoms(text, table):
         if run and not _goes_on(text, run, atom, table):

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.languages import find_language
-from scorekit.text.pattern_rows import add_parts, compiled
+from scorekit.text.pattern_rows import add_parts, compile_patterns
 
 #: MADLAD-400 id of a language -> its file.
 FILES = {"de": "german", "en": "english", "ko": "korean", "zh": "chinese"}
@@ -92,7 +92,7 @@ def read_table(name: str) -> Table:
     for section in ("hints", "months"):
         parts[section.upper()] = _any_of(dict.fromkeys(w for _, w in _rows(data.get(section, {}))))
     add_parts(parts, data.get("names", {}))
-    patterns = compiled(data["patterns"], parts)
+    patterns = compile_patterns(data["patterns"], parts)
     language = next(code for code, file in FILES.items() if file == name)
     return Table(language, data["mixed"], data["decimal"], long | short, hints, patterns)
 

@@ -86,13 +86,13 @@ class ImageFile:
 
 def smaller(image: Image.Image, max_pixels: int | None) -> Image.Image:
     """Return the image scaled down to at most max_pixels, or unchanged if it is small enough."""
-    width, height = fitted(image.width, image.height, max_pixels)
+    width, height = fit_size(image.width, image.height, max_pixels)
     if (width, height) == image.size:
         return image
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
+def fit_size(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     """Return (width, height) scaled to at most max_pixels and MOST_SIDE per side."""
     factor = min(1.0, MOST_SIDE / max(width, height))
     if max_pixels is not None:

@@ -25,7 +25,7 @@ from services.retriever.index.annotations import (
     may_show_text,
     without_doubles,
 )
-from services.retriever.index.images import ImageFile, fitted, png_of, sha256
+from services.retriever.index.images import ImageFile, fit_size, png_of, sha256
 from services.retriever.index.reader import IndexPaths, Ocr, ReadingRules, ocr_of
 from services.retriever.index.records import FilePage, PageContent
 from services.retriever.index.sources import Source
@@ -195,7 +195,7 @@ class PdfFile:
             if not (math.isfinite(width * height) and width > 0 and height > 0):
                 raise PdfError("a page without a size")
             full = math.ceil(width * dpi / POINTS), math.ceil(height * dpi / POINTS)
-            fits = fitted(*full, max_pixels)
+            fits = fit_size(*full, max_pixels)
             scale = dpi / POINTS * min(1.0, fits[0] / full[0], fits[1] / full[1])
             image = page.render(scale=scale, rev_byteorder=True).to_pil().convert("RGB")
             boxes = text_boxes(page, image.width, image.height)

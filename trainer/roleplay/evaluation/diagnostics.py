@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 STRETCH = 8
 
 
-def copied(text: str, source: str | None) -> float | None:
+def copied_share(text: str, source: str | None) -> float | None:
     """Return the share of a reply's characters in substrings that are also in `source`.
 
     A substring has `STRETCH` or more characters; runs of white space count as one space. None for
@@ -35,7 +35,7 @@ def copied(text: str, source: str | None) -> float | None:
     return sum(marked) / len(reply)
 
 
-def repeated(text: str) -> float | None:
+def repeated_share(text: str) -> float | None:
     """Return the share of a reply's substrings of `STRETCH` characters that came before in it.
 
     0 for a shorter reply, None for an empty one.

@@ -20,7 +20,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from scorekit.report.progress import progress_bar
-from trainer.runs.readers import shortened
+from trainer.runs.readers import shorten
 from trainer.search.data import question_row
 from trainer.search.importers.mmlongbench import MMLongBenchDoc
 from trainer.search.importers.published import (
@@ -114,11 +114,11 @@ def run_import(
         if problems and not leave_out:
             advice = "Nothing was written. Correct the files, or set --leave-out"
             raise UserError(
-                f"{options.source}: {len(problems)} problems. {advice}:", shortened(problems)
+                f"{options.source}: {len(problems)} problems. {advice}:", shorten(problems)
             )
         selected = [item for item in usable if item.is_answerable or keep_unanswerable]
         if not selected:
-            raise UserError(f"{options.source}: no question remains", shortened(problems))
+            raise UserError(f"{options.source}: no question remains", shorten(problems))
         _write_questions(folder, selected)
         rows = importer.num_rejected + Counter(item.split for item in questions)
         manifest = {

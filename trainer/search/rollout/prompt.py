@@ -99,11 +99,11 @@ def conversation(
         if not turn.forced:
             messages.append(Message("assistant", turn.text))
             images = [ShownImage(view, load_image(view.image)) for view in turn.views]
-            messages.append(observed(turn.observation, images, cfg))
+            messages.append(observation_message(turn.observation, images, cfg))
     return messages[:-1] if len(messages) > 2 else messages
 
 
-def observed(text: str, images: Sequence[ShownImage], cfg: EpisodeConfig) -> Message:
+def observation_message(text: str, images: Sequence[ShownImage], cfg: EpisodeConfig) -> Message:
     """Return the message of an observation."""
     return Message("user", text, tuple(images) if cfg.observation == "image" else ())
 
