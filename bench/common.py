@@ -47,8 +47,8 @@ READY_S = 120.0
 class Measurement:
     """Holds one measured number.
 
-    Without `at_least` and `at_most` it is only reported. value: None if it could not be measured
-    here; `note` gives the reason.
+    Without `at_least` and `at_most` it is only reported.
+    value: None if it could not be measured here; `note` gives the reason.
     """
 
     question: str

@@ -121,14 +121,14 @@ def _rejected(quick: bool) -> Iterator[Measurement]:
             ]
             pairs = [Pair(*pair, source, target) for pair in long]
             yield from _synthesis(name, pairs)
-            yield from _planted(name, pairs)
+            yield from _plant(name, pairs)
     yield from _made_numbers(20 if quick else 200)
     for half in HALVES:
         yield from _chatter(half)
     yield from _everyday()
 
 
-def _planted(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
+def _plant(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
     """Yield the share of pairs that are rejected, and doubted, with a word of another script or
     with debris."""
     pairs = pairs[:MOST_PLANTED]

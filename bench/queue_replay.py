@@ -36,7 +36,10 @@ PAUSE = 0.05
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request of one caller. started: in padded tokens that the model had read by then."""
+    """A request of one caller.
+
+    started: in padded tokens that the model had read by then.
+    """
 
     caller: int
     started: float
@@ -46,8 +49,10 @@ class Request:
 
 @dataclass(slots=True)
 class Replay:
-    """Holds the sums of a load. cost: padded tokens and the cost of batches. work_s: of the
-    queue.
+    """Holds the sums of a load.
+
+    cost: padded tokens and the cost of batches.
+    work_s: of the queue.
     """
 
     cost: float = 0.0

@@ -132,7 +132,10 @@ class Afterwards:
         self.rewarder, self.way = rewarder, way
 
     def batch(self, should_stop: Callable[[], bool]) -> Any:
-        """Return a batch that only collects. should_stop: not used in a measurement."""
+        """Return a batch that only collects.
+
+        should_stop: not used in a measurement.
+        """
         return Collected(self)
 
 

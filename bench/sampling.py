@@ -31,7 +31,9 @@ FOLDER = WORK / "sampling"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """small, large: copies of the text in the corpora; pool: sources that are wanted."""
+    """small, large: copies of the text in the corpora;
+    pool: sources that are wanted.
+    """
 
     small: int = 17
     large: int = 340

@@ -155,7 +155,7 @@ def single_pairs(sizes: Sizes) -> Iterator[Measurement]:
         _, bare = stack.enter_context(service("bench.kit.bare", core=SERVER))
         stack.enter_context(on_core(LOAD))
         runs = _alternate(scorekit_url, bare, sizes, distinct=True)
-    yield from _added("1-pair requests", runs)
+    yield from _add_up("1-pair requests", runs)
 
 
 def beside_a_busy_model(sizes: Sizes, module: str, load: str) -> Iterator[Measurement]:
@@ -174,7 +174,7 @@ def beside_a_busy_model(sizes: Sizes, module: str, load: str) -> Iterator[Measur
         stack.enter_context(on_core(LOAD))
         stack.enter_context(Background(scorekit_url))
         runs = _alternate(scorekit_url, bare, sizes, distinct=False)
-    yield from _added(f"cached 1-pair requests, the model {load}", runs)
+    yield from _add_up(f"cached 1-pair requests, the model {load}", runs)
 
 
 Latencies = list[tuple[list[float], list[float]]]
@@ -200,7 +200,7 @@ def _alternate(scorekit_url: str, bare: str, sizes: Sizes, *, distinct: bool) ->
     return runs[1:]
 
 
-def _added(title: str, runs: Latencies) -> Iterator[Measurement]:
+def _add_up(title: str, runs: Latencies) -> Iterator[Measurement]:
     """Compare our p50 and p99 with those of the bare route: medians over the runs."""
     for name, quantile in (("p50", 50), ("p99", 99)):
         scorekit_ms, bare_ms = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))

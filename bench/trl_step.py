@@ -73,7 +73,8 @@ def compare_cost(
 ) -> Iterator[Measurement]:
     """Yield the time and the memory of an update of both sides.
 
-    sizes: a dataclass with a text for people. seconds_key: of a run's list of seconds.
+    sizes: a dataclass with a text for people.
+    seconds_key: of a run's list of seconds.
     """
     seconds = {
         name: statistics.median(s for run_result in runs for s in run_result[seconds_key])

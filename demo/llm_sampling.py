@@ -27,7 +27,10 @@ LOOK_AHEAD = 4 * BATCH
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Holds a sampled text. finish_reason: "stop" (end token or stop string) or "length"."""
+    """Holds a sampled text.
+
+    finish_reason: "stop" (end token or stop string) or "length".
+    """
 
     text: str
     finish_reason: str
@@ -106,7 +109,7 @@ class Sampler:
             return
         cache = DynamicCache()
         prompts = list(dict.fromkeys(row.request.prompt for row in rows))  # n choices share one
-        ids, attended = self._padded(prompts)  # [U, P]
+        ids, attended = self._pad(prompts)  # [U, P]
         logits = self._forward(ids, attended, cache)  # [U, V]
         prompt_indices = torch.tensor([prompts.index(row.request.prompt) for row in rows])
         cache.batch_select_indices(prompt_indices)
@@ -139,7 +142,7 @@ class Sampler:
         logits: Tensor = out.logits[:, -1]
         return logits
 
-    def _padded(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    def _pad(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
         """Return prompts padded on the left, and which ids are theirs: both [U, P]."""
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self._pad_id)
@@ -176,8 +179,9 @@ class Sampler:
 
 
 def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    """Return the next token of each row, by the inverse of the cumulated probabilities. logits:
-    [B, V].
+    """Return the next token of each row, by the inverse of the cumulated probabilities.
+
+    logits: [B, V].
     """
     greedy = logits.argmax(-1)
     heat = torch.tensor([row.request.temperature for row in rows], dtype=logits.dtype)

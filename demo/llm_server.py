@@ -62,7 +62,10 @@ class ChatRequest(BaseModel):
 
 
 def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None) -> FastAPI:
-    """Return the ASGI app over a sampler. api_key: None allows every client."""
+    """Return the ASGI app over a sampler.
+
+    api_key: None allows every client.
+    """
     app = new_app()
 
     @app.get("/v1/models")

@@ -37,8 +37,9 @@ def run_logged(
 ) -> float:
     """Run `python -m MODULE train` in its own process, and return its seconds.
 
-    settings: KEY=VALUE. environment: variables besides ours. Raises UserError with the end of the
-    log if the command fails.
+    settings: KEY=VALUE.
+    environment: variables besides ours.
+    Raises UserError with the end of the log if the command fails.
     """
     command = [module, "train", "--config", str(config)]
     for setting in settings:
@@ -80,7 +81,10 @@ Changes = Mapping[int, float]
 
 
 class SeedInterval(NamedTuple):
-    """The interval of a mean over seeds. low, high: 95 %; None for fewer than two seeds."""
+    """The interval of a mean over seeds.
+
+    low, high: 95 %; None for fewer than two seeds.
+    """
 
     mean: float
     low: float | None
@@ -122,7 +126,11 @@ def against(changes: Changes, control: Changes) -> SeedInterval | None:
 
 
 def seeds_table(arms: Mapping[str, Changes], control: str, *, digits: int = 3) -> str:
-    """Return a table of arms by seeds as the unit. arms: title -> changes; control: a title."""
+    """Return a table of arms by seeds as the unit.
+
+    arms: title -> changes;
+    control: a title.
+    """
     rows = []
     for title, changes in arms.items():
         changes_text = ", ".join(f"{changes[seed]:+.{digits}f}" for seed in sorted(changes))

@@ -53,7 +53,10 @@ LoadImage = Callable[[str], bytes]
 
 
 class CalledTool(NamedTuple):
-    """An action as a tool call. id: unique in its episode."""
+    """An action as a tool call.
+
+    id: unique in its episode.
+    """
 
     id: str
     function: str
@@ -236,7 +239,10 @@ def export_inspect(run_dir: Path, target: Path, steps: Sequence[int] | None = No
 
 
 def as_log(run: str, step: int, episodes: Sequence[Trajectory], load_image: LoadImage) -> EvalLog:
-    """Return the episodes of a step as one log. load_image: SHA-256 -> PNG."""
+    """Return the episodes of a step as one log.
+
+    load_image: SHA-256 -> PNG.
+    """
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec
 
     names = list(dict.fromkeys(episode.group for episode in episodes))

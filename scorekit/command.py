@@ -146,7 +146,10 @@ def run_app(app: Callable[..., Any], **options: Any) -> NoReturn:
 
 
 def run_command(main: Callable[[], int | None], *, stdout: StdoutContent = "result") -> NoReturn:
-    """Run a script's main, and exit with the code that it returns. stdout: as for `clean_exit`."""
+    """Run a script's main, and exit with the code that it returns.
+
+    stdout: as for `clean_exit`.
+    """
     with clean_exit(stdout=stdout):
         sys.exit(main())
 

@@ -33,7 +33,10 @@ _TOO_DEEP = "nested too deeply"
 
 
 class DocumentError(ValueError):
-    """The text is not valid. line: where, from 1; None: not known."""
+    """The text is not valid.
+
+    line: where, from 1; None: not known.
+    """
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem if line is None else f"line {line}: {problem}")

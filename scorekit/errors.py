@@ -55,7 +55,7 @@ REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
 }
 
 
-def _masked(text: str) -> str:
+def _mask(text: str) -> str:
     """Return the text without passwords of URLs; most texts have none."""
     return without_passwords(text) if "@" in text else text
 
@@ -63,7 +63,8 @@ def _masked(text: str) -> str:
 class ScorekitError(Exception):
     """Base of all errors of this project.
 
-    exit_code: exit code of a command that it ends. word: the word that begins its line."""
+    exit_code: exit code of a command that it ends.
+    word: the word that begins its line."""
 
     exit_code = 1
     word = "error"
@@ -78,8 +79,8 @@ class UserError(ScorekitError):
     exit_code = 2
 
     def __init__(self, message: str, lines: Sequence[str] = ()) -> None:
-        super().__init__(_masked(message))
-        self.lines = tuple(_masked(line) for line in lines)
+        super().__init__(_mask(message))
+        self.lines = tuple(_mask(line) for line in lines)
 
 
 class ServiceUnreachable(ScorekitError):
@@ -89,7 +90,7 @@ class ServiceUnreachable(ScorekitError):
     """
 
     def __init__(self, url: str, reason: str, *, retryable: bool = True) -> None:
-        url, reason = _masked(url), _masked(reason)
+        url, reason = _mask(url), _mask(reason)
         super().__init__(url, reason)
         self.url = url
         self.reason = reason
@@ -142,7 +143,7 @@ class ServiceError(ScorekitError):
     """A failure that travels as `{"type", "message", "retryable"}`."""
 
     def __init__(self, type: str, message: str, *, retryable: bool) -> None:
-        message = _masked(message)
+        message = _mask(message)
         super().__init__(type, message)
         self.type = type
         self.message = message
@@ -160,7 +161,8 @@ class SampleError(ServiceError):
     """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`.
 
     id, index: the caller's name for the sample and its position in the call, if they are known.
-    retryable: overrides the default of the type. paid: fields of the result with what a judge paid.
+    retryable: overrides the default of the type.
+    paid: fields of the result with what a judge paid.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 #: Error numbers of a full disk, a used-up quota and a file over the size limit.
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: Names that `temporary_of` and `_path_of_deleted` give.
+#: Names that `temporary_of` and `_move_aside` give.
 _TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:[0-9a-f]{12}\.tmp|gone)", re.DOTALL)
 
 
@@ -129,7 +129,10 @@ def atomic_writer(path: Path, *, alone: bool = False) -> Iterator[IO[bytes]]:
 
 
 def write_atomic(path: Path, content: bytes | str, *, alone: bool = False) -> None:
-    """Write a complete file; text as UTF-8. alone: as in `replacing`."""
+    """Write a complete file; text as UTF-8.
+
+    alone: as in `replacing`.
+    """
     with atomic_writer(path, alone=alone) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -168,7 +171,7 @@ def put_folder(temporary: Path, folder: Path) -> None:
     allow_readers(temporary)
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    deleted = _path_of_deleted(folder)
+    deleted = _move_aside(folder)
     temporary.rename(folder)
     sync(folder.parent)
     shutil.rmtree(deleted, ignore_errors=True)
@@ -176,10 +179,10 @@ def put_folder(temporary: Path, folder: Path) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder, if it exists. Readers see it vanish at once, even if the process dies."""
-    shutil.rmtree(_path_of_deleted(folder), ignore_errors=True)
+    shutil.rmtree(_move_aside(folder), ignore_errors=True)
 
 
-def _path_of_deleted(folder: Path) -> Path:
+def _move_aside(folder: Path) -> Path:
     """Rename a folder that is to be deleted, and return its new path.
 
     The path is always the same, so the next process deletes what a killed one left."""

@@ -51,9 +51,10 @@ def read_rgb(
 ) -> Image.Image:
     """Return an image file in RGB, as it looks on white paper.
 
-    frame: of a file of several pages, the first is 0. formats: None: all that Pillow reads. Raises
-    UnreadableImage, also for more than max_pixels, which are not decoded, and for a file that is
-    cut off.
+    frame: of a file of several pages, the first is 0.
+    formats: None: all that Pillow reads.
+    Raises UnreadableImage, also for more than max_pixels, which are not decoded, and for a file
+    that is cut off.
     """
     with _reasons(formats), Image.open(io.BytesIO(content), formats=formats) as opened:
         opened.seek(frame)
@@ -105,7 +106,9 @@ def _as_rgb(opened: Image.Image) -> Image.Image:
 
 
 def _as_bytes(values: np.ndarray) -> np.ndarray:
-    """Return gray levels in 0 to 255. values: of 16 or 32 bits, or floats; NaN becomes 0.
+    """Return gray levels in 0 to 255.
+
+    values: of 16 or 32 bits, or floats; NaN becomes 0.
 
     Integers up to 65,535 are of 16 bits, floats up to 1 are shares of white. Other values have no
     known white, so they are stretched: the lowest is black, the highest white. All equal: white.

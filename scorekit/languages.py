@@ -16,7 +16,12 @@ from langcodes.tag_parser import LanguageTagError
 
 
 class Language(NamedTuple):
-    """A language: madlad: MADLAD-400 id; iso639_3; tag: BCP-47 with region; name: English name."""
+    """A language:
+
+    madlad: MADLAD-400 id; iso639_3;
+    tag: BCP-47 with region;
+    name: English name.
+    """
 
     madlad: str
     iso639_3: str
@@ -64,9 +69,10 @@ _MADLAD_BY_KEY = {madlad.lower().replace("_", "-"): madlad for madlad in MADLAD_
 class LanguageMatch(NamedTuple):
     """A language, and the variant that its key names.
 
-    names_variant: whether the key itself names a script, region or variant. script: ISO 15924 code
-    of the script that the tag names or implies, None if CLDR knows none. scripts: scripts of a
-    language that was added, by their names in scorekit/text/writing_scripts.py."""
+    names_variant: whether the key itself names a script, region or variant.
+    script: ISO 15924 code of the script that the tag names or implies, None if CLDR knows none.
+    scripts: scripts of a language that was added, by their names in
+    scorekit/text/writing_scripts.py."""
 
     language: Language
     names_variant: bool

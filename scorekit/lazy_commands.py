@@ -20,8 +20,10 @@ class Entry(NamedTuple):
     """A command, and where it is defined.
 
     target: "module:name" of a typer app or of a function; "module:app command" is one command of an
-    app. panel: the heading in the group's help. settings: "module:class" of a service's settings;
-    then the function parses the arguments itself, and takes the words before them, too.
+    app.
+    panel: the heading in the group's help.
+    settings: "module:class" of a service's settings; then the function parses the arguments itself,
+    and takes the words before them, too.
     """
 
     target: str

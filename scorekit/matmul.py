@@ -63,8 +63,9 @@ _GELUS = {"GELUActivation": "none", "NewGELUActivation": "tanh", "GELUTanh": "ta
 class Trial:
     """Holds what packed products gave on this machine.
 
-    times_faster: median over the shapes of torch's time through first. error: their largest one
-    against float64. problem: why they cannot be used at all, or None.
+    times_faster: median over the shapes of torch's time through first.
+    error: their largest one against float64.
+    problem: why they cannot be used at all, or None.
     """
 
     times_faster: float = 0.0
@@ -83,9 +84,10 @@ def resolve_matmul(
     """Return who multiplies for a model on this device, with weights of this dtype.
 
     setting: auto, torch or onednn; None: what SCOREKIT_MATMUL says, else auto. Call it once the
-    number of threads is set: `auto` measures with it. key: the user's name of the setting.
-    run_trial: returns what oneDNN gives with so many threads; None: `try_packed`. Raises UserError
-    if onednn is asked for and cannot be used.
+    number of threads is set: `auto` measures with it.
+    key: the user's name of the setting.
+    run_trial: returns what oneDNN gives with so many threads; None: `try_packed`.
+    Raises UserError if onednn is asked for and cannot be used.
     """
     source = _source(setting, key)
     setting = check_matmul(setting, dtype_name, key)
@@ -211,8 +213,8 @@ def multiply(
 ) -> torch.Tensor:
     """Return x W^T + bias, [..., out], of x [..., in] and W, packed or dense. It has no gradient.
 
-    A dense W is packed within the call, which costs little where x has many rows. gelu: apply this
-    formula of GELU (none or tanh, as torch calls them); None: apply nothing.
+    A dense W is packed within the call, which costs little where x has many rows.
+    gelu: apply this formula of GELU (none or tanh, as torch calls them); None: apply nothing.
     """
     import torch
 
@@ -296,7 +298,9 @@ def _packed_linear_type() -> Callable[[torch.nn.Linear], torch.nn.Module]:
     from torch.nn.functional import gelu, linear
 
     class PackedLinear(nn.Module):  # type: ignore[misc]
-        """A linear layer with a packed weight, for inference. gelu: its activation; None: none.
+        """A linear layer with a packed weight, for inference.
+
+        gelu: its activation; None: none.
 
         With gradients, autocast or another dtype it computes as nn.Linear does, with the weight
         unpacked for each call: right, but slow.

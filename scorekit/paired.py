@@ -147,7 +147,10 @@ def as_row(stat: PairedStat) -> StatRow:
 def paired_mean(
     title: str, key: str, pairs: Sequence[Sequence[float]], left_out: int, higher: bool | None
 ) -> PairedStat:
-    """Return the paired stat of two means. pairs: the value of each source for either policy."""
+    """Return the paired stat of two means.
+
+    pairs: the value of each source for either policy.
+    """
     pairs_N2S = np.array(pairs, dtype=np.float64).reshape(-1, 2, 1)
     mean = partial(_mean, count=len(pairs))
     return paired_stat(title, key, pairs_N2S, left_out, mean, higher)
@@ -235,7 +238,9 @@ def largest_changes(
 ) -> list[tuple[str, list[tuple[T, T]]]] | None:
     """Return (title, pairs) of the samples that improved most, and of those that worsened most.
 
-    None: no sample has both values. by: the end of the titles. limit: max pairs of each.
+    None: no sample has both values.
+    by: the end of the titles.
+    limit: max pairs of each.
     sign: -1 if lower is better.
     """
     changes = [

@@ -467,7 +467,10 @@ class Info(WireAnswer):
     )
 
     def higher_is_better_in(self, task: str | None) -> bool:
-        """Return whether a higher score is better. task: of a judge."""
+        """Return whether a higher score is better.
+
+        task: of a judge.
+        """
         return (self.tasks or {}).get(task or "", self).higher_is_better
 
 

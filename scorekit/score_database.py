@@ -23,8 +23,9 @@ class ScoreDatabase:
     A damaged file is renamed as soon as the damage shows, and the next call creates a new file.
     If another process deleted or replaced the file, the next call opens the current one.
 
-    busy_s: max seconds to wait for a lock of another process. on_damage: gets the damaged file's
-    new name. max_bytes: above it each `set` deletes twice as many of the oldest values as it adds.
+    busy_s: max seconds to wait for a lock of another process.
+    on_damage: gets the damaged file's new name.
+    max_bytes: above it each `set` deletes twice as many of the oldest values as it adds.
 
     All methods raise sqlite3.Error and OSError.
     """

@@ -17,8 +17,9 @@ from scorekit.schemas import Failed, JudgeScored, Overlong, Result, Scored
 class SampleForScoring:
     """A translation to score. `ref` None or "": quality estimation.
 
-    src_lang, tgt_lang: codes, tags or English names. task: a judge's task that scores translations
-    (mqm). id: the caller's name for the sample, which its result has, too."""
+    src_lang, tgt_lang: codes, tags or English names.
+    task: a judge's task that scores translations (mqm).
+    id: the caller's name for the sample, which its result has, too."""
 
     src: str
     mt: str

@@ -46,7 +46,8 @@ _outputs: weakref.WeakSet[Output] = weakref.WeakSet()
 class Output(io.RawIOBase):
     """Writes all bytes of a call to a file descriptor, as a log or as a result.
 
-    name: for messages. is_log: drop what cannot be written instead of raising OSError.
+    name: for messages.
+    is_log: drop what cannot be written instead of raising OSError.
     error: the last error of a log whose lines are dropped; the first one of a result. What is
     written to a result after that is dropped, because Python would raise the error again at exit.
     lost_lines: the number of dropped lines that are not reported yet.
@@ -169,7 +170,7 @@ def protect_streams(*, stdout_is_log: bool) -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # as those of any process
     for name, is_log in (("stderr", True), ("stdout", stdout_is_log)):
-        stream = _protected(getattr(sys, name), name, is_log=is_log)
+        stream = _protect(getattr(sys, name), name, is_log=is_log)
         setattr(sys, name, stream)
         if isinstance(stream, _StandardStream):
             setattr(sys, f"__{name}__", stream)
@@ -288,7 +289,7 @@ def result_error() -> OSError | None:
     return None if output is None or output.is_log else output.error
 
 
-def _protected(stream: TextIO | None, name: str, *, is_log: bool) -> TextIO | None:
+def _protect(stream: TextIO | None, name: str, *, is_log: bool) -> TextIO | None:
     fd = {"stdout": 1, "stderr": 2}[name]
     output = _output_of(stream)
     if output is None:

@@ -89,12 +89,12 @@ def run(
         from synth.config import pair_configs
         from synth.pairs import run_pairs
         from synth.run import RunOptions
-        from synth.stages.table import named
+        from synth.stages.table import stage_names
 
         if dry_run:
             limit = limit or DRY_RUN_SOURCES
         options = RunOptions(
-            stages=named(stage),
+            stages=stage_names(stage),
             dry_run=dry_run,
             resume=resume or repair is not None,
             overwrite=overwrite,
@@ -134,10 +134,14 @@ def check(
         from scorekit.report.findings import print_check_results
         from synth.preflight import check_run
         from synth.run import RunOptions
-        from synth.stages.table import named
+        from synth.stages.table import stage_names
 
         options = RunOptions(
-            named(stage), resume=not overwrite, overwrite=overwrite, limit=limit, engine=engine
+            stage_names(stage),
+            resume=not overwrite,
+            overwrite=overwrite,
+            limit=limit,
+            engine=engine,
         )
         _check(options, stage)
         raise typer.Exit(print_check_results(check_run(cfg, options)))

@@ -32,7 +32,10 @@ _LINE_BYTES = 700  # of a view's line without its texts
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a stage. records: input records. left_out: records that are always left out.
+    """The cost of a stage.
+
+    records: input records.
+    left_out: records that are always left out.
 
     driver_s: CPU seconds of the driver for each record, and for each candidate: measured by
     bench.synth.million on a core of a cloud machine.
@@ -61,8 +64,9 @@ class Sizes:
     that blobs fill their limit.
 
     pool, chosen: sources that are prefiltered, and that get candidates.
-    source_tokens, target_tokens, prompt_tokens: means. ratio, most_ratio: of a translation's tokens
-    to its source's, usual and at most. longest_sentence: of a source, in tokens.
+    source_tokens, target_tokens, prompt_tokens: means.
+    ratio, most_ratio: of a translation's tokens to its source's, usual and at most.
+    longest_sentence: of a source, in tokens.
     source_bytes, text_bytes: of a source's text and a translation's, unpacked.
     parts: requests that the candidates of a source are asked for with.
     """
@@ -109,7 +113,10 @@ class Sizes:
         return self.scored_bytes + best + (self.candidates_bytes if final.store_candidates else 0)
 
     def line_bytes(self, texts: float = 0.0) -> float:
-        """Return the bytes of a view's line. texts: bytes of texts besides the source."""
+        """Return the bytes of a view's line.
+
+        texts: bytes of texts besides the source.
+        """
         return self.source_bytes + texts + _LINE_BYTES
 
 

@@ -172,7 +172,10 @@ class RuleVerdict:
 
 
 def check_rules(pair: Pair, cfg: RuleConfig, has_judge: bool = False) -> RuleVerdict:
-    """Apply every enabled rule to a translation. has_judge: an LLM judge decides about doubts."""
+    """Apply every enabled rule to a translation.
+
+    has_judge: an LLM judge decides about doubts.
+    """
     passed: list[RuleCode] = []
     failed: dict[RuleCode, str] = {}
     doubtful: dict[RuleCode, str] = {}

@@ -62,7 +62,10 @@ _HEADS, _HEAD_LINES = 100, 20
 
 @dataclass(frozen=True, slots=True)
 class _PendingRun:
-    """The pending stages of one pair. resumed: folders of stages to resume, with known services."""
+    """The pending stages of one pair.
+
+    resumed: folders of stages to resume, with known services.
+    """
 
     cfg: SynthConfig
     stages: tuple[Stage, ...]
@@ -97,7 +100,10 @@ def check_run(
     should_wait: bool = False,
     print_line: PrintLine = lambda line: None,
 ) -> Findings:
-    """Check everything that a run needs; nothing is written. should_wait: wait for services."""
+    """Check everything that a run needs; nothing is written.
+
+    should_wait: wait for services.
+    """
     findings = Findings()
     runs: list[_PendingRun] = []
     for name, pair_cfg in pair_configs(cfg).items():

@@ -19,7 +19,10 @@ from synth.storage.store import Record
 
 @dataclass(slots=True)
 class KeptRecord:
-    """An accepted record. note_code: the code of a note about it."""
+    """An accepted record.
+
+    note_code: the code of a note about it.
+    """
 
     record: Record
     note_code: Code | None = None
@@ -44,8 +47,8 @@ class RejectedRecord:
 class DeferredRecord:
     """A record without an answer because a service failed.
 
-    It is neither accepted nor rejected, and is retried on `--resume`. status: HTTP status of the
-    last response, if there was one."""
+    It is neither accepted nor rejected, and is retried on `--resume`.
+    status: HTTP status of the last response, if there was one."""
 
     record: Record
     reason_code: Code

@@ -17,9 +17,11 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 class FlakyServer:
     """An ASGI app that fails as told by `mood`.
 
-    app: answers the requests that do not fail. mood: returns the failure of a request from its
-    path and body, or None. latency_s: delay of every request. request_counts: number of requests
-    by failure ("" without one). peak: most requests that were open at the same time.
+    app: answers the requests that do not fail.
+    mood: returns the failure of a request from its path and body, or None.
+    latency_s: delay of every request.
+    request_counts: number of requests by failure ("" without one).
+    peak: most requests that were open at the same time.
     """
 
     def __init__(

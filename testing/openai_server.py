@@ -66,7 +66,10 @@ NO_TEMPLATE = (
 
 @dataclass
 class Recorded:
-    """One chat request. choices: how many were served."""
+    """One chat request.
+
+    choices: how many were served.
+    """
 
     body: Body
     headers: dict[str, str]

@@ -57,7 +57,8 @@ def start_module(
     """Start `python -m ARGS`; it ends when this process is killed. `end` ends it otherwise.
 
     It has a session of its own: Ctrl-C reaches only the demo, which ends its children in order.
-    log: file for its output; None: the terminal. env: variables beside `child_environment`.
+    log: file for its output; None: the terminal.
+    env: variables beside `child_environment`.
     """
     with log.open("wb") if log else contextlib.nullcontext() as output:
         return subprocess.Popen(
@@ -83,7 +84,10 @@ def run_module(*args: str, log: Path | None = None, env: Mapping[str, str] | Non
 def running(
     *args: str, log: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `python -m ARGS` while the block lasts; its output goes to `log`. env: as above."""
+    """Run `python -m ARGS` while the block lasts; its output goes to `log`.
+
+    env: as above.
+    """
     process = start_module(*args, log=log, env=env)
     try:
         yield process

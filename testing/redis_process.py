@@ -75,8 +75,9 @@ class RedisProcess:
 
 @contextlib.contextmanager
 def running_redis(*flags: str) -> Iterator[RedisProcess]:
-    """Start an empty server without persistence; it ends with the block. flags: of redis-
-    server.
+    """Start an empty server without persistence; it ends with the block.
+
+    flags: of redis- server.
     """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:

@@ -82,8 +82,9 @@ def running_app(
 ) -> Iterator[str]:
     """Serve an ASGI app under uvicorn in a thread; yield its URL.
 
-    port: 0 picks a free one. loaded: if the app is a service, or passes requests on to one, yield
-    only once its model is loaded or has failed to load. No request is sent to find out.
+    port: 0 picks a free one.
+    loaded: if the app is a service, or passes requests on to one, yield only once its model is
+    loaded or has failed to load. No request is sent to find out.
     """
     config = config or uvicorn.Config(app, log_config=None, lifespan="on")
     config.app = started = _Started(config.app)

@@ -42,7 +42,10 @@ _HEADER = ("file or test", "tests", "seconds", "of these in fixtures")
 
 
 class SecondsOfTest(NamedTuple):
-    """Seconds of processor time of one test. fixtures: of these, in set-up and teardown."""
+    """Seconds of processor time of one test.
+
+    fixtures: of these, in set-up and teardown.
+    """
 
     test: str
     total: float

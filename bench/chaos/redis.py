@@ -170,7 +170,11 @@ async def _cancelled_reads(address: str, num_reads: int, rng: random.Random) -> 
 
 @dataclass(slots=True)
 class Answer:
-    """Describes a request. due: when it should have been sent. seconds: from then to its answer."""
+    """Describes a request.
+
+    due: when it should have been sent.
+    seconds: from then to its answer.
+    """
 
     due: float
     seconds: float

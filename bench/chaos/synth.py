@@ -126,7 +126,7 @@ def kill_many(
                 continue
             assert process.returncode == 0, output.decode()[-2000:]
             shutil.rmtree(_out_dir(config))  # it came through: the rest hits a new run
-            runs.append(_answered(teacher))
+            runs.append(_answer(teacher))
             teacher.forget()
             continue
         process.send_signal(signal.SIGKILL)
@@ -135,7 +135,7 @@ def kill_many(
         hit[_stage_in_work(_out_dir(config))] += 1
     teacher.well()
     _finish(config)
-    runs.append(_answered(teacher))
+    runs.append(_answer(teacher))
     return hit, runs
 
 
@@ -147,7 +147,7 @@ def _is_past(ends: float) -> bool:
     return time.monotonic() > ends
 
 
-def _answered(teacher: FakeOpenAI) -> Counter[str]:
+def _answer(teacher: FakeOpenAI) -> Counter[str]:
     """Return how often each request was answered, without health checks."""
     return Counter(
         r.id

@@ -53,7 +53,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
             details={"mib": packed / 2**20},
         )
     for command in COMMANDS:
-        usage_by_size = {size: _measured(command, store) for size, store in stores.items()}
+        usage_by_size = {size: _measure(command, store) for size, store in stores.items()}
         for (episodes, num_questions), usage in usage_by_size.items():
             name = f"{command}, {episodes:,} episodes of {num_questions:,} questions"
             yield Measurement(name, usage["wall_s"], "s", details=usage)
@@ -71,7 +71,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
     shutil.rmtree(FOLDER, ignore_errors=True)
 
 
-def _measured(command: str, store: Path) -> dict[str, Any]:
+def _measure(command: str, store: Path) -> dict[str, Any]:
     return in_own_process(measure_command, command, str(store), COMMANDS[command])
 
 

@@ -37,7 +37,10 @@ EXPECTED = {200, 429, 503, 504}
 
 @dataclass(slots=True)
 class Service:
-    """A running service. group: None if no memory cgroup can be created."""
+    """A running service.
+
+    group: None if no memory cgroup can be created.
+    """
 
     name: str
     port: int

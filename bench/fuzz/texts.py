@@ -38,7 +38,9 @@ LIMITS = {"metricx": 1536, "xcomet": 512}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request at a limit. status: the expected status of the response.
+    """A request at a limit.
+
+    status: the expected status of the response.
 
     error_type: the expected error of its first sample; None if it must be scored.
     """

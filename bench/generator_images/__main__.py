@@ -74,7 +74,11 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds the result of an episode. right: None without a verdict. images: of the request."""
+    """Holds the result of an episode.
+
+    right: None without a verdict.
+    images: of the request.
+    """
 
     question: Question
     right: bool | None
@@ -99,15 +103,15 @@ def questions(quick: bool) -> Iterator[Measurement]:
         for mode, budget in (("shown", MAX_PIXELS), *(("original", size) for size in budgets)):
             images: Images = {}
             episodes = gold_episodes(all_questions, services.pages, budget, images)
-            yield from _compared("gold pages", mode, episodes, budget, images, services, folder)
-        yield from _searched(all_questions, services, folder, SEEDS[:1] if quick else SEEDS)
+            yield from _compare("gold pages", mode, episodes, budget, images, services, folder)
+        yield from _search(all_questions, services, folder, SEEDS[:1] if quick else SEEDS)
         yield from _cost(all_questions, services.pages)
         small = [question for question in all_questions if question.question_type == SMALL_PRINT]
         sizes = {f"original, {budget:,}": budget for budget in budgets}
         write_small_print(folder / "small_print", small, services.pages, sizes)
 
 
-def _searched(
+def _search(
     all_questions: Sequence[Question], services: Services, folder: Path, seeds: Sequence[int]
 ) -> Iterator[Measurement]:
     """Yield the measurements on episodes of the searcher, which both sides share."""
@@ -120,7 +124,7 @@ def _searched(
         )
     ]
     for mode in ("shown", "original"):
-        yield from _compared("searched", mode, episodes, MAX_PIXELS, images, services, folder)
+        yield from _compare("searched", mode, episodes, MAX_PIXELS, images, services, folder)
 
 
 @contextmanager
@@ -142,7 +146,7 @@ def _services(folder: Path) -> Iterator[Services]:
         yield Services(pages, policy, reader, {"generator": chat, "judge": {"url": judge}})
 
 
-def _compared(
+def _compare(
     evidence: str,
     mode: str,
     episodes: Sequence[Trajectory],

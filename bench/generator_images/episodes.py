@@ -56,7 +56,8 @@ def gold_episodes(
 ) -> list[Trajectory]:
     """Return an episode of each question that was shown its gold pages.
 
-    max_pixels: of the originals. images: gets all images.
+    max_pixels: of the originals.
+    images: gets all images.
     """
     sight = EpisodeConfig().sight
     image_by_page: dict[str, ShownImage] = {}

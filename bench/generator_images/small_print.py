@@ -20,7 +20,8 @@ def write_small_print(
 ) -> None:
     """Write the pages of questions in all sizes, and images.json, which says what stands where.
 
-    small_questions: questions about small print. budgets: name -> pixels of an original.
+    small_questions: questions about small print.
+    budgets: name -> pixels of an original.
     """
     folder.mkdir(parents=True, exist_ok=True)
     reader, sight = Reader(CORPUS, FINAL_CORPUS), SightConfig()

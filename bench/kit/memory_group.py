@@ -15,7 +15,10 @@ _V2 = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A cgroup folder of the kernel. peak_file: the file with the peak memory in bytes."""
+    """A cgroup folder of the kernel.
+
+    peak_file: the file with the peak memory in bytes.
+    """
 
     folder: Path
     peak_file: str

@@ -130,7 +130,7 @@ def random_mt5(path: Path, device: Any, dtype: str) -> Any:
     from transformers import MT5Config, MT5ForConditionalGeneration
 
     config = MT5Config.from_pretrained(path)
-    return _filled(lambda: MT5ForConditionalGeneration(config).eval(), device, dtype)
+    return _fill(lambda: MT5ForConditionalGeneration(config).eval(), device, dtype)
 
 
 def random_xcomet(path: Path, device: Any, dtype: str) -> Any:
@@ -179,12 +179,12 @@ def _random_regression(path: Path, dtype: Any, device: Any) -> Any:
 
     config = MT5Config.from_pretrained(path)
     name = str(dtype).removeprefix("torch.")
-    model = _filled(lambda: empty_regression(config), device, name)
+    model = _fill(lambda: empty_regression(config), device, name)
     model.encoder.embed_tokens = model.decoder.embed_tokens = model.shared
     return model
 
 
-def _filled(make: Callable[[], Any], device: Any, dtype: str) -> Any:
+def _fill(make: Callable[[], Any], device: Any, dtype: str) -> Any:
     """Return a network that is created without memory, then allocated and filled on the device."""
     import torch
 

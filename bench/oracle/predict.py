@@ -67,7 +67,7 @@ class Upstream:
         return [float(score) for score in json.loads(line)]
 
 
-def _stored(folder: str, dtype: str) -> tuple[Any, int]:
+def _store(folder: str, dtype: str) -> tuple[Any, int]:
     import comet
     import torch
 
@@ -117,7 +117,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Lightning prints is no answer
     random = arguments[0] == "--random"
-    model, gpus = _random(*arguments[1:]) if random else _stored(*arguments)
+    model, gpus = _random(*arguments[1:]) if random else _store(*arguments)
     predict = _predict(model, gpus)
     for line in sys.stdin:
         print(json.dumps(predict(json.loads(line))), file=answers, flush=True)

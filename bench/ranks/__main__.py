@@ -69,7 +69,7 @@ def _measurement(preset: str, cfg: SearchConfig, ranks: int, updates: int) -> Me
     steps = _steps(workload.sequences[1], minibatch, cfg.episode.max_turns, updates)
     for budget in BUDGETS:
         for weights in ("whole", "sharded"):
-            for name, share in (("before", _in_turn), ("after", _balanced)):
+            for name, share in (("before", _in_turn), ("after", _balance)):
                 key = f"{name}, {weights} weights, {budget} tokens a pass"
                 details[key] = statistics.mean(
                     _relative_time(lengths, budget, ranks, weights == "sharded", share)
@@ -107,7 +107,7 @@ def _in_turn(lengths: Sequence[int], budget: int, ranks: int, is_sharded: bool) 
     return [batches[rank::ranks] for rank in range(ranks)]
 
 
-def _balanced(lengths: Sequence[int], budget: int, ranks: int, is_sharded: bool) -> Shares:
+def _balance(lengths: Sequence[int], budget: int, ranks: int, is_sharded: bool) -> Shares:
     return share_sequences(lengths, range(len(lengths)), budget, ranks, passes_in_step=is_sharded)
 
 

@@ -27,8 +27,9 @@ def of_length_one(vectors: Any) -> Vectors:
 
 
 class ClusteredPages:
-    """Draws the vectors of `count` pages, by a seed for each page. patches: vectors of a page, on
-    average."""
+    """Draws the vectors of `count` pages, by a seed for each page.
+
+    patches: vectors of a page, on average."""
 
     def __init__(self, count: int, patches: int = 700) -> None:
         draw = np.random.default_rng(0)

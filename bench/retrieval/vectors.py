@@ -50,7 +50,10 @@ async def pooling(request: Request) -> dict[str, Any]:
 
 
 class BareMaxSim:
-    """Searches with plain NumPy, as one would without a library. pages: [n, D] of each page."""
+    """Searches with plain NumPy, as one would without a library.
+
+    pages: [n, D] of each page.
+    """
 
     def __init__(self, pages: Sequence[np.ndarray]) -> None:
         self._pages = pages

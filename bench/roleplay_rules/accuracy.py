@@ -27,8 +27,9 @@ class LabeledSentence(NamedTuple):
 class Decision(NamedTuple):
     """A rule that decides yes or no.
 
-    file: which sentences it reads. positive: the labels for which yes is right. skipped: labels
-    that have no right answer.
+    file: which sentences it reads.
+    positive: the labels for which yes is right.
+    skipped: labels that have no right answer.
     """
 
     title: str

@@ -67,14 +67,18 @@ OVERLAPPED = ((1.5, 1), (4.0, 1), (4.0, 2), (4.0, 4), (8.0, 1))
 def questions(quick: bool) -> Iterator[Measurement]:
     """Yield the fitted costs, the errors of the checks, and the seconds of runs that overlap."""
     quiet_logs()
-    runs = {name: real_run(_sized(cfg, quick)) for name, cfg in FITTED.items()}
-    cost = fit([(_sized(FITTED[name], quick), result) for name, result in runs.items()])
+    runs = {name: real_run(_with_fewer_updates(cfg, quick)) for name, cfg in FITTED.items()}
+    cost = fit(
+        [(_with_fewer_updates(FITTED[name], quick), result) for name, result in runs.items()]
+    )
     for name, value in asdict(cost).items():
         yield Measurement(f"fitted {name}", value, "s")
     for name, cfg in FITTED.items():
-        yield _error(f"fitted: {name}", _sized(cfg, quick), runs[name], cost, is_check=False)
+        yield _error(
+            f"fitted: {name}", _with_fewer_updates(cfg, quick), runs[name], cost, is_check=False
+        )
     for name, cfg in CHECKED.items():
-        sized = _sized(cfg, quick)
+        sized = _with_fewer_updates(cfg, quick)
         yield _error(f"checked: {name}", sized, real_run(sized), cost, is_check=True)
     for learn_s, max_staleness in OVERLAPPED[: 1 if quick else None]:
         yield from _overlap(learn_s, max_staleness, runs["4 x 8 episodes"], cost, quick)
@@ -126,7 +130,7 @@ def _overlap(
     yield _error(f"checked: {name}", cfg, result, cost, is_check=True, warm_up=warm_up)
 
 
-def _sized(cfg: RunSettings, quick: bool) -> RunSettings:
+def _with_fewer_updates(cfg: RunSettings, quick: bool) -> RunSettings:
     return replace(cfg, updates=3) if quick else cfg
 
 

@@ -50,8 +50,9 @@ RETRIEVER, GENERATOR, JUDGE = "retriever", "generator", "judge"
 class EpisodeLengths:
     """Distribution of a run's episodes.
 
-    mean_tokens: of a turn. spread: sigma of their logarithm. stop_chance: that a turn from the
-    second on is the last one.
+    mean_tokens: of a turn.
+    spread: sigma of their logarithm.
+    stop_chance: that a turn from the second on is the last one.
     """
 
     mean_tokens: float = 25.0
@@ -73,7 +74,10 @@ class EpisodeLengths:
 def services(
     retriever_s: float, generator_s: float, judge_s: float, parallel: int = 32
 ) -> dict[str, Any]:
-    """Return the services of RunSettings with these delays. parallel: calls of a scorer at once."""
+    """Return the services of RunSettings with these delays.
+
+    parallel: calls of a scorer at once.
+    """
     return {
         "tools": (ServiceSettings(RETRIEVER, retriever_s),),
         "scorers": (

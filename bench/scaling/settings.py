@@ -66,7 +66,10 @@ class PlannedTurn:
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpisode:
-    """An episode as it will run. prompt_tokens: of the first turn."""
+    """An episode as it will run.
+
+    prompt_tokens: of the first turn.
+    """
 
     prompt_tokens: int
     turns: tuple[PlannedTurn, ...]
@@ -85,7 +88,8 @@ class RunSettings:
     tools: services that are called in order after each turn but the last one.
     scorers: services that are called in order after the last turn.
     driver_s: seconds that the trainer's process needs for a turn, one turn at a time.
-    batch_size: prompts of an update. group: episodes of a prompt.
+    batch_size: prompts of an update.
+    group: episodes of a prompt.
     max_staleness: see `rl.max_staleness`. 0: generation and update alternate.
     batches: how batches are collected. `overlapping`, as the trainer does: a batch starts when the
     weights allow it and `max_episodes` is not reached. `ordered`, for comparison: it also waits for
@@ -115,7 +119,10 @@ class RunSettings:
 
 @dataclass(slots=True)
 class Usage:
-    """Busy seconds of a sampler or service. request_s: seconds summed over its requests."""
+    """Busy seconds of a sampler or service.
+
+    request_s: seconds summed over its requests.
+    """
 
     busy_s: float = 0.0
     request_s: float = 0.0
@@ -126,8 +133,9 @@ class Usage:
 class SimulatedRun:
     """The result of a simulation.
 
-    wall_s: of the run. starts, ends: times of each update's generation, from its first to its last
-    episode. learn_starts, update_ends: times of each update's learning and of its weights' arrival.
+    wall_s: of the run.
+    starts, ends: times of each update's generation, from its first to its last episode.
+    learn_starts, update_ends: times of each update's learning and of its weights' arrival.
     ages: of each episode's oldest token, in updates, by update.
     served: how often each episode, as (update, position), was completed.
     """

@@ -47,7 +47,10 @@ class _Server:
     def __init__(
         self, env: simpy.Environment, cfg: SamplerSettings, note_load: Callable[[_Server], None]
     ) -> None:
-        """Start the server. note_load: is called when `load` has changed."""
+        """Start the server.
+
+        note_load: is called when `load` has changed.
+        """
         self.env, self.cfg, self.usage, self._note_load = env, cfg, Usage(), note_load
         self.steps = 0.0
         self.is_loading = False

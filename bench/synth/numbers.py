@@ -106,7 +106,8 @@ def outcome(pair: Pair) -> str:
 def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
     """Return pairs with one random wrong number in the translation each.
 
-    Pairs that cannot be changed in this way are left out. kind: a key of KINDS.
+    Pairs that cannot be changed in this way are left out.
+    kind: a key of KINDS.
     """
     rng = random.Random(0)
     spoilt = []

@@ -338,7 +338,10 @@ KINDS: dict[str, Callable[[str, str, random.Random], Made]] = {
 def quantity_pairs(
     kind: str, source: str, target: str, count: int
 ) -> tuple[list[Pair], list[Pair]]:
-    """Return `count` right pairs of a kind, and as many wrong ones. kind: a key of KINDS."""
+    """Return `count` right pairs of a kind, and as many wrong ones.
+
+    kind: a key of KINDS.
+    """
     rng = random.Random(f"{kind} {source} {target}")
     right: list[Pair] = []
     wrong: list[Pair] = []

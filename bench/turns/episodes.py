@@ -24,9 +24,14 @@ PAD, EOS, FIRST = 0, 1, 3
 class Sizes:
     """The sizes of a measurement.
 
-    model: fields of a Qwen3 config. prompt, observation: ids. turn: mean ids of a turn; longest:
-    most. wait_s: of a search; slow_wait_s: of 6 % of them. rows: that run at once. temperature: low
-    enough that a random model is about as sure as a trained one.
+    model: fields of a Qwen3 config.
+    prompt, observation: ids.
+    turn: mean ids of a turn;
+    longest: most.
+    wait_s: of a search;
+    slow_wait_s: of 6 % of them.
+    rows: that run at once.
+    temperature: low enough that a random model is about as sure as a trained one.
     """
 
     model: dict[str, Any]

@@ -43,9 +43,10 @@ _DROP = ("GT_ERROR", "BOTH_WRONG", "UNCERTAIN")
 class VerifyResult:
     """Holds the result of one command as shares of 1.
 
-    found_share: dropped rows of the planted ones. dropped_share: dropped rows of the others. The
-    strict shares hold if a verifier without a majority makes a row uncertain. classes: of planted
-    and others.
+    found_share: dropped rows of the planted ones.
+    dropped_share: dropped rows of the others. The strict shares hold if a verifier without a
+    majority makes a row uncertain.
+    classes: of planted and others.
     """
 
     found_share: float

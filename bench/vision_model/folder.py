@@ -35,7 +35,8 @@ def write_model(
     """Write weights, config, tokenizer, chat template and image processor; return the number of
     weights.
 
-    Weights are drawn as transformers initializes the architecture. device: where they are drawn.
+    Weights are drawn as transformers initializes the architecture.
+    device: where they are drawn.
     """
     import torch
     from transformers import AutoModelForImageTextToText, GenerationConfig

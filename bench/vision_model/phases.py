@@ -26,8 +26,8 @@ SAVING_S = 300.0
 class Phase:
     """One phase: its seconds, exit code (None: no process), and peaks of memory in GiB.
 
-    gpu_gib: of the whole GPU, as nvidia-smi reads it; None without one. ram_gib: of the command's
-    processes.
+    gpu_gib: of the whole GPU, as nvidia-smi reads it; None without one.
+    ram_gib: of the command's processes.
     """
 
     name: str

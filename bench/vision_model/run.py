@@ -27,7 +27,8 @@ class RunOptions:
     """Holds how much is done, and how long it may take.
 
     sft_steps, sft_s: updates of the cold start, and the seconds after which it is ended.
-    updates, train_s: of reinforcement. lora_updates: of a further run, with adapters.
+    updates, train_s: of reinforcement.
+    lora_updates: of a further run, with adapters.
     index, cold: index, and rows of scripted episodes, that were made before; None: made now.
     rl, sft: further `--set` values of the two trainings.
     """

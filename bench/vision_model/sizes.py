@@ -73,10 +73,14 @@ _QWEN25_VISION: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of a model. kind: model type of transformers.
+    """The sizes of a model.
 
-    text, vision: its two sections. template: TRL's name of its chat template.
-    pixels: least and largest area that its image processor takes. mean, std: of its pixels.
+    kind: model type of transformers.
+
+    text, vision: its two sections.
+    template: TRL's name of its chat template.
+    pixels: least and largest area that its image processor takes.
+    mean, std: of its pixels.
     """
 
     kind: str
@@ -152,7 +156,8 @@ def sizes_of(name: str) -> Sizes:
 def smaller(sizes: Sizes, hidden: int, layers: int) -> Sizes:
     """Return a model of the same kind that fits a test: fewer and narrower layers.
 
-    hidden: of the text, a multiple of 128. layers: of the text, and of the vision tower.
+    hidden: of the text, a multiple of 128.
+    layers: of the text, and of the vision tower.
     """
     text, vision = deepcopy(sizes.text), deepcopy(sizes.vision)
     heads = max(1, hidden // 128)

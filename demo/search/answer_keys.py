@@ -26,8 +26,8 @@ class Spot(BaseModel):
 class Key(BaseModel):
     """Lists what must be read on the pages to answer a question.
 
-    reads: for each value to read, the spots that show it; any one of them is enough. how:
-    value: what was read, with the unit. difference: of the two figures. largest, smallest: the
+    reads: for each value to read, the spots that show it; any one of them is enough.
+    how: value: what was read, with the unit. difference: of the two figures. largest, smallest: the
     label of that figure.
     """
 

@@ -26,7 +26,8 @@ class Answerer:
     def answer(self, text: str, images: Sequence[bytes], seed: int | None = None) -> str:
         """Answer the question that is part of a request's text.
 
-        images: PNG or JPEG. seed: not used here.
+        images: PNG or JPEG.
+        seed: not used here.
         """
         sights = [sight for sight in map(self.reader.locate, images) if sight is not None]
         return self.answer_from(text, sights)

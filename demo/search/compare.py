@@ -144,8 +144,8 @@ def _ends(stage: Stage) -> str:
 class Change:
     """Describes how a phase changed a stat per question.
 
-    changes: one value for each question that has the stat in both stages. missing: how many have
-    not.
+    changes: one value for each question that has the stat in both stages.
+    missing: how many have not.
     """
 
     phase: str

@@ -25,8 +25,10 @@ WHEELS = {
 
 
 class Country(NamedTuple):
-    """Holds a country in one year. population: in millions. income: GDP per head in 2005
-    dollars.
+    """Holds a country in one year.
+
+    population: in millions.
+    income: GDP per head in 2005 dollars.
     """
 
     continent: str
@@ -36,7 +38,11 @@ class Country(NamedTuple):
 
 
 class Month(NamedTuple):
-    """Holds a month of weather. rain: total mm. high, low: means of the days' extremes in °C."""
+    """Holds a month of weather.
+
+    rain: total mm.
+    high, low: means of the days' extremes in °C.
+    """
 
     rain: float
     high: float

@@ -79,7 +79,10 @@ class ResponsesRequest(BaseModel):
 
 
 class GeneratedAnswer(NamedTuple):
-    """Holds an answer. cut: whether the request's token limit cut it."""
+    """Holds an answer.
+
+    cut: whether the request's token limit cut it.
+    """
 
     text: str
     cut: bool
@@ -92,7 +95,8 @@ def create_app(
 ) -> FastAPI:
     """Return the ASGI app over the demo's corpus.
 
-    api_key: None allows every client. answerer: replaces the demo's answerer.
+    api_key: None allows every client.
+    answerer: replaces the demo's answerer.
     """
     app = new_app()
     one_thread = ThreadPoolExecutor(1, "reading")

@@ -144,8 +144,9 @@ def _row(question: CorpusQuestion, key: Key, decks: Sequence[Deck]) -> dict[str,
 
 
 def _type(question: CorpusQuestion, letters: float) -> str:
-    """Return the question type by difficulty. letters: height of the smallest text to read, in
-    points.
+    """Return the question type by difficulty.
+
+    letters: height of the smallest text to read, in points.
     """
     if letters <= SMALL:
         return SMALL_PRINT

@@ -12,7 +12,11 @@ AnswerMethod = Literal["value", "difference", "largest", "smallest"]
 
 
 class CorpusQuestion(NamedTuple):
-    """Holds a question. deck: its document. facts: what it must be answered from."""
+    """Holds a question.
+
+    deck: its document.
+    facts: what it must be answered from.
+    """
 
     question: str
     deck: str

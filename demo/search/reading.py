@@ -36,7 +36,8 @@ Box = tuple[float, float, float, float]
 class Sight(NamedTuple):
     """Holds the page region that an image shows.
 
-    region: in points of the page, origin top left. scale: pixels per point.
+    region: in points of the page, origin top left.
+    scale: pixels per point.
     """
 
     page: Page
@@ -47,8 +48,8 @@ class Sight(NamedTuple):
 class Page:
     """Holds a page of the corpus.
 
-    letters: every character, the center of its box, and its font height. lines: every run of text
-    and its box. In points.
+    letters: every character, the center of its box, and its font height.
+    lines: every run of text and its box. In points.
     """
 
     def __init__(self, path: Path, number: int, page: pypdfium2.PdfPage) -> None:
@@ -102,7 +103,10 @@ class Reader:
     """Reads images of the pages of folders of PDFs."""
 
     def __init__(self, *corpora: Path) -> None:
-        """Read all pages. corpora: defaults to the demo's corpus."""
+        """Read all pages.
+
+        corpora: defaults to the demo's corpus.
+        """
         self.pages: dict[str, Page] = {}
         folders = corpora or (CORPUS,)
         for path in (path for folder in folders for path in sorted(folder.glob("*.pdf"))):
@@ -222,8 +226,9 @@ def region_of(pixels: np.ndarray) -> Box | None:
 def _run(
     tint: np.ndarray, ground: np.ndarray, ends: tuple[int, int], length: float
 ) -> tuple[float, float] | None:
-    """Return where an image begins and ends along one side of a slide. tint, ground: [other
-    side, side].
+    """Return where an image begins and ends along one side of a slide.
+
+    tint, ground: [other side, side].
     """
     counts = ground.sum(0)
     has_counts = counts > 0

@@ -26,7 +26,8 @@ REFERENCE, GOLD = "3,035 dollars", "income-per-head_4"
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
     """Run the demo. Raise UserError if a part of it cannot run.
 
-    updates: of each phase. limit: of the held-out questions.
+    updates: of each phase.
+    limit: of the held-out questions.
     """
     started = time.monotonic()
     exit_on_sigterm()

@@ -30,8 +30,10 @@ _BAR, _LINE = (0.23, 0.42, 0.70), (0.45, 0.50, 0.62)
 
 
 class FactLocation(NamedTuple):
-    """Holds the location of a fact. box: x1, y1, x2, y2 in points, origin top left. text: as
-    written.
+    """Holds the location of a fact.
+
+    box: x1, y1, x2, y2 in points, origin top left.
+    text: as written.
     """
 
     page_id: str
@@ -74,7 +76,10 @@ def _falling(ends: tuple[int, int], steps: int) -> np.ndarray:
 
 
 class Deck:
-    """Builds a PDF. fact_locations: fact -> its locations in this deck."""
+    """Builds a PDF.
+
+    fact_locations: fact -> its locations in this deck.
+    """
 
     def __init__(self, folder: Path, stem: str, footer: str) -> None:
         self.stem, self.footer = stem, footer
@@ -110,7 +115,11 @@ class Deck:
         right: bool = False,
         colour: tuple[float, float, float] = _INK,
     ) -> float:
-        """Write a line and return its width. right: x is its right end. baseline: from the top."""
+        """Write a line and return its width.
+
+        right: x is its right end.
+        baseline: from the top.
+        """
         wide = pdfmetrics.stringWidth(text, font, size)
         left = x - wide if right else x
         self._canvas.setFont(font, size)

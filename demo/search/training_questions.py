@@ -17,8 +17,9 @@ from demo.search.slides import Deck, Fact
 
 
 class Family(NamedTuple):
-    """Phrases of one measure of a deck. {c}: of whom, {y}: year, {m}: month. num_questions:
-    small if the question's words alone find the page."""
+    """Phrases of one measure of a deck. {c}: of whom, {y}: year, {m}: month.
+
+    num_questions: small if the question's words alone find the page."""
 
     num_questions: int
     deck: str
@@ -132,7 +133,10 @@ FAMILIES: Final = (
 
 
 def training_questions(decks: Sequence[Deck], existing: set[str]) -> Iterator[CorpusQuestion]:
-    """Yield questions family by family. existing: questions that exist already."""
+    """Yield questions family by family.
+
+    existing: questions that exist already.
+    """
     rng = random.Random(1)
     for family in FAMILIES:
         fact_locations = next(deck.fact_locations for deck in decks if deck.stem == family.deck)

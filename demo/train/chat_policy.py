@@ -46,7 +46,10 @@ def train_bpe(
 
 
 def chat_tokenizer(backend: Tokenizer, template: str, window: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a chat template. window: the number of ids that its model reads."""
+    """Return a tokenizer with a chat template.
+
+    window: the number of ids that its model reads.
+    """
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token="<|im_end|>",

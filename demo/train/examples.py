@@ -122,8 +122,8 @@ def synthetic(
 ) -> list[Example]:
     """Return corruptions and unchanged true translations of the rows.
 
-    inside, num_full: corruptions of each row, within the text and of the full text. truth:
-    unchanged translations of each row.
+    inside, num_full: corruptions of each row, within the text and of the full text.
+    truth: unchanged translations of each row.
     """
     rng, pool, out = random.Random(seed), pool_of(rows), []
     for row in rows:

@@ -49,7 +49,10 @@ def _application(service: str, args: dict[str, Any]) -> Application:
 
 def _builder(service: str) -> Callable[[dict[str, Any]], Application]:
     def build(args: dict[str, Any]) -> Application:
-        """Build the application of a service. args: fields of its settings."""
+        """Build the application of a service.
+
+        args: fields of its settings.
+        """
         return _application(service, args)
 
     return build

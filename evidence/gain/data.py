@@ -36,7 +36,8 @@ def new_sources(
 ) -> list[str]:
     """Return plain sources of 2 to `max_words` words, each once, in their order.
 
-    excluded: sources that are left out. measured: sources whose near-duplicates are left out, too.
+    excluded: sources that are left out.
+    measured: sources whose near-duplicates are left out, too.
     """
     index, out = NearDuplicates(), list[str]()
     for text in measured:
@@ -62,7 +63,8 @@ def split_held_out(
 def write_sets(folder: Path, num_prompts: int, limit: int | None = None) -> dict[str, int]:
     """Write train.jsonl, tracked.jsonl, development.jsonl and test.jsonl; return their sizes.
 
-    num_prompts: sources to train on, the tracked ones among them. limit: rows of each set at most.
+    num_prompts: sources to train on, the tracked ones among them.
+    limit: rows of each set at most.
     """
     held_out, dev, test = (
         read_jsonl(DATA / f"{n}.jsonl") for n in ("heldout", "dev", "final_test")

@@ -28,7 +28,10 @@ class Measure:
     """Measures policies by the true services, whatever they were trained with."""
 
     def __init__(self, plan: Plan, urls: dict[str, str], settings: Sequence[str]) -> None:
-        """Open the services. settings: of every run."""
+        """Open the services.
+
+        settings: of every run.
+        """
         torch.set_num_threads(1)
         named = [f"reward.{name}_urls={urls[name]}" for name in ("metricx", "xcomet")]
         path = f"policy.path={plan.start / 'policy'}"
@@ -95,7 +98,8 @@ def stats_of(
 ) -> dict[str, Any]:
     """Return the stats of translations.
 
-    samples: as many of each example, in the order of the examples. rewards: of the greedy ones.
+    samples: as many of each example, in the order of the examples.
+    rewards: of the greedy ones.
     The stats: greedy and sampled sentence chrF of each source (`greedy`, `sampled`), chrF and BLEU
     of all greedy translations, BLEU of the samples (the mean of its copies), characters relative to
     the references, the share that the limit of tokens cut, the mean reward and its coverage.

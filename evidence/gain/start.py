@@ -82,7 +82,8 @@ def copy_tokenizers() -> None:
 def make_policy(folder: Path, steps: int, round_steps: int, limit: int | None) -> dict[str, Any]:
     """Train the policy until chrF is flat; the best round is copied to folder/policy.
 
-    steps, round_steps: of the first training and of a round. limit: rows to measure at most.
+    steps, round_steps: of the first training and of a round.
+    limit: rows to measure at most.
     """
     training, measured = folder / "sft", development()[:limit]
     names = ["sft", "pydocs"]

@@ -33,7 +33,10 @@ START = "start"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Describes a training. phase: whose config. start: the arm that it goes on from.
+    """Describes a training.
+
+    phase: whose config.
+    start: the arm that it goes on from.
 
     dealt: how rewards are exchanged between episodes.
     """
@@ -54,7 +57,11 @@ ARMS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Describes what is run. settings: for a small run. limit: of the questions of each set."""
+    """Describes what is run.
+
+    settings: for a small run.
+    limit: of the questions of each set.
+    """
 
     folder: Path = FOLDER
     seeds: tuple[int, ...] = SEEDS

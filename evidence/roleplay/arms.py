@@ -21,7 +21,10 @@ COMMON = {"eval.eval_limit": "200"}
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Describes what an arm rewards. left_out: a function that gets no weight."""
+    """Describes what an arm rewards.
+
+    left_out: a function that gets no weight.
+    """
 
     title: str
     left_out: str | None = None

@@ -177,7 +177,10 @@ def examples_table(results: dict[str, Any]) -> str:
 def _rows(
     results: dict[str, Any], digits: dict[str, int], arms: Sequence[str] = tuple(ARMS)
 ) -> list[list[str]]:
-    """Return a row for each start and each of the arms. digits: by the key of a stat."""
+    """Return a row for each start and each of the arms.
+
+    digits: by the key of a stat.
+    """
     stats_of = {"as it comes": [results["hurt"]], "after SFT (the start)": [results["start"]]}
     for name, runs in _by_arm(results["runs"]).items():
         if name in arms:

@@ -35,9 +35,12 @@ Knowledge = Literal["nothing", "half"]
 class Arm:
     """Describes what an arm rewards.
 
-    settings: changes to COMMON. first: further settings of a first stage, which gets half of the
-    updates. dealt: how rewards are exchanged between episodes. start: the first weights. knows:
-    what the generator knows without any image. further: run after all seeds of the others.
+    settings: changes to COMMON.
+    first: further settings of a first stage, which gets half of the updates.
+    dealt: how rewards are exchanged between episodes.
+    start: the first weights.
+    knows: what the generator knows without any image.
+    further: run after all seeds of the others.
     """
 
     title: str
@@ -88,7 +91,8 @@ ARMS = {
 class Plan:
     """Describes what is run.
 
-    settings: changes to COMMON for a small run. limit: number of questions of each of the `sets`.
+    settings: changes to COMMON for a small run.
+    limit: number of questions of each of the `sets`.
     """
 
     runs: tuple[tuple[str, int], ...]

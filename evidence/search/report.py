@@ -157,8 +157,8 @@ def changes_of(results: Results, set_results: Results, key: str) -> dict[str, Ch
 def ends_table(results: Results, set_results: Results, *, main_only: bool = False) -> str:
     """Return a table of the stats before and after training on a set, over all seeds.
 
-    All rows are measured with the same settings. main_only: leave out some columns, arms with one
-    seed, and the other starts.
+    All rows are measured with the same settings.
+    main_only: leave out some columns, arms with one seed, and the other starts.
     """
     columns = FEWER if main_only else tuple(COLUMNS)
     rows = [

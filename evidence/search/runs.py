@@ -28,7 +28,9 @@ Services = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run to train and measure. name, seed: of the run.
+    """One run to train and measure.
+
+    name, seed: of the run.
 
     services: the settings that name them. Their addresses do not change the results.
     """

@@ -28,7 +28,10 @@ Runs = dict[str, dict[int, Run]]
 
 
 class Metric(NamedTuple):
-    """Describes a held-out stat. sign: -1 where less is better."""
+    """Describes a held-out stat.
+
+    sign: -1 where less is better.
+    """
 
     title: str
     key: str

@@ -35,8 +35,10 @@ COMMON = (
 class Arm:
     """Describes what an arm rewards.
 
-    settings: changes to COMMON. w_metricx, w_span, w_omission: weights of its reward. ablation:
-    one seed only. afterthought: added last, because of what the other runs showed.
+    settings: changes to COMMON.
+    w_metricx, w_span, w_omission: weights of its reward.
+    ablation: one seed only.
+    afterthought: added last, because of what the other runs showed.
     """
 
     title: str
@@ -111,8 +113,9 @@ ON_OMISSIONS = {
 class Plan:
     """Describes what is run.
 
-    limit: number of held-out sources. arms: the arms by name. omissions: whether the stand-in
-    judge that knows the reference reports them.
+    limit: number of held-out sources.
+    arms: the arms by name.
+    omissions: whether the stand-in judge that knows the reference reports them.
     """
 
     runs: tuple[tuple[str, int], ...]

@@ -30,7 +30,10 @@ _WEIGHTS, _MOST = {"MAJOR": 5.0, "CRITICAL": 25.0}, 25.0
 
 
 class OmissionTeller:
-    """A judge whose task `mqm` uses the reference. references: source -> true translation."""
+    """A judge whose task `mqm` uses the reference.
+
+    references: source -> true translation.
+    """
 
     service = "judge"
 

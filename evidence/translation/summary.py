@@ -205,8 +205,8 @@ def probe_changes(
     tokens.
 
     Mean log-probability (`logp`) and probability (`p`) under two policies, and the `gap`: how much
-    more those of penalized tokens changed. 95 % intervals by bootstrap over sources. sources: of
-    each sample.
+    more those of penalized tokens changed. 95 % intervals by bootstrap over sources.
+    sources: of each sample.
     """
     index_by_source = {source: index for index, source in enumerate(dict.fromkeys(sources))}
     keys = list(before[0])

@@ -140,8 +140,9 @@ class Service(NamedTuple):
 class GemmaxServer:
     """Answers gemmax's requests.
 
-    score: the service of POST /score. score_openlid: that of POST /score_openlid, which needs a
-    language_rule, too: a gate that is open where a translation is in its target language.
+    score: the service of POST /score.
+    score_openlid: that of POST /score_openlid, which needs a language_rule, too: a gate that is
+    open where a translation is in its target language.
     deadline_s: seconds for an answer.
     """
 
@@ -213,8 +214,10 @@ def create_app(
     """Return the ASGI application: POST /score, POST /score_openlid, GET /health.
 
     keys: one of them is required, as a bearer or as the password of a URL, but for /health; empty:
-    none. host: the address that it listens on. allow_host: further names of it, separated by
-    commas. Raises UserError for a name that is none.
+    none.
+    host: the address that it listens on.
+    allow_host: further names of it, separated by commas.
+    Raises UserError for a name that is none.
     """
     from scorekit.server.bridge import bridge_access
 
@@ -344,8 +347,8 @@ async def _serve(
     from scorekit.server.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
-        checked = await _opened(stack, "--xcomet", xcomet, deadline, wait) if xcomet else None
-        scores = await _opened(stack, "--qe", qe, deadline, wait) if qe else checked
+        checked = await _open(stack, "--xcomet", xcomet, deadline, wait) if xcomet else None
+        scores = await _open(stack, "--qe", qe, deadline, wait) if qe else checked
         assert scores is not None
         server = GemmaxServer(scores, checked, rule, deadline)
         bridge = create_app(server, address.keys, address.host, address.allow_host)
@@ -355,7 +358,7 @@ async def _serve(
         )
 
 
-async def _opened(
+async def _open(
     stack: AsyncExitStack, option: str, urls: list[str], deadline: float, wait: float
 ) -> Service:
     """Return a service that is ready and fits. Raises UserError if its scores do not fit."""

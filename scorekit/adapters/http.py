@@ -42,7 +42,8 @@ def create_routes(
 
     posts, gets: the functions that return the answers, by path; those of posts get the body. A
     UserError of theirs is answered with status 422, TimeoutError with 504, another error of ours
-    with 502. access, token: see `BridgeMiddleware`.
+    with 502.
+    access, token: see `BridgeMiddleware`.
     """
     from starlette.routing import Route, Router
 

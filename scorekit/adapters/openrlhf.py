@@ -199,7 +199,8 @@ def create_app(
 ) -> BridgeMiddleware:
     """Return the ASGI application: POST /get_reward and /remote_rm, GET /health and /metrics.
 
-    host: the address that it listens on. allow_host: further names of it, separated by commas.
+    host: the address that it listens on.
+    allow_host: further names of it, separated by commas.
     Raises UserError for a name that is none.
     """
     from scorekit.server.bridge import bridge_access
@@ -212,7 +213,10 @@ def create_app(
 
 
 def check_deadline(seconds: float, trainer: Trainer, key: str) -> None:
-    """Raise UserError unless the deadline ends before the trainer's. key: what sets it."""
+    """Raise UserError unless the deadline ends before the trainer's.
+
+    key: what sets it.
+    """
     if seconds >= WAITS_S[trainer]:
         raise UserError(
             f"{key}: {seconds:g} s, but {trainer} waits {WAITS_S[trainer]:g} s for an answer. Set "
@@ -224,7 +228,8 @@ def check_deadline(seconds: float, trainer: Trainer, key: str) -> None:
 class ClipCheck:
     """Holds what is certain about rewards and a clip range.
 
-    warning: a line for the user, or None. must_count: some rewards may be outside.
+    warning: a line for the user, or None.
+    must_count: some rewards may be outside.
     """
 
     warning: str | None
@@ -236,8 +241,9 @@ def check_clip_range(
 ) -> ClipCheck:
     """Compare the rewards that are possible with OpenRLHF's clip range.
 
-    rewards: least and greatest; infinite where it is not known. is_given: the user has named the
-    range. Raises UserError if a reward that is known to be possible would be clipped.
+    rewards: least and greatest; infinite where it is not known.
+    is_given: the user has named the range.
+    Raises UserError if a reward that is known to be possible would be clipped.
     """
     (low, high), (clip_low, clip_high) = rewards, clip_range
     option = f"--clip-range {clip_low:g} {clip_high:g}"
@@ -444,7 +450,10 @@ class _Start:
 def _source(
     url: list[str] | None, definition: Path | None, of_url: Mapping[str, Any], trainer: Trainer
 ) -> dict[str, Any]:
-    """Return the settings of the reward's source. of_url: options that `--definition` replaces."""
+    """Return the settings of the reward's source.
+
+    of_url: options that `--definition` replaces.
+    """
     if bool(url) == (definition is not None):
         raise UserError("--url and --definition: give one of them")
     values = {name: value for name, value in of_url.items() if value is not None}
@@ -466,7 +475,7 @@ async def _serve(
     from scorekit.server.bridge import serve_bridge
 
     async with AsyncExitStack() as stack:
-        reward, label, rewards = await _opened(stack, settings, start)
+        reward, label, rewards = await _open(stack, settings, start)
         clip_range = None
         if start.trainer == "openrlhf":
             clip_range = _counted_clip_range(rewards, start.clip_range)
@@ -488,7 +497,7 @@ def _counted_clip_range(
     return checked_range if check.must_count else None
 
 
-async def _opened(
+async def _open(
     stack: AsyncExitStack, settings: RewardSettings, start: _Start
 ) -> tuple[TrainerReward, str, Range]:
     """Return the source of rewards once it is ready, what scores, and its range of rewards."""

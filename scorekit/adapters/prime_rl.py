@@ -54,10 +54,10 @@ def span_advantages(
     the loss (`filter_zero_advantages`, its default).
 
     The rewards of tokens are those of the definition's `token_rewards`. Where it has none:
-    span_component: the component whose spans count; None: the only one. severity_weights: None:
-    those of `scorekit.credit`.
-    tokenizer: of the policy. stop_ids: ids that end a completion and are no part of its text; None:
-    the tokenizer's EOS.
+    span_component: the component whose spans count; None: the only one.
+    severity_weights: None: those of `scorekit.credit`.
+    tokenizer: of the policy.
+    stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
     Raises UserError for a trace of another task, for a span component that does not exist or has no
     effect, and for a severity without a weight; ValueError for an argument without a meaning.
     """
@@ -120,7 +120,7 @@ def _credit(
     info = _info(trace)
     if info["is_refused_text"]:  # no service has read it; its reward counts for all of it
         return TokenRewards([0.0] * len(ids), [True] * len(ids))
-    config = _config(info, span_component, severity_weights)
+    config = _token_config(info, span_component, severity_weights)
     if missing := config.weighted - info["spans"].keys():
         _check_failed(info, missing)
         log.warning("trace %s has no error spans, and is left out: they failed", trace.id)
@@ -167,12 +167,17 @@ class _Answer(BaseModel):
     mt_covered: int
 
 
-def _config(
+def _token_config(
     info: Mapping[str, Any],
     component: str | None,
     severity_weights: Mapping[str, float | None] | None,
 ) -> TokenRewardConfig:
-    """Return which spans become rewards of tokens, and what they weigh."""
+    """Return which spans become rewards of tokens, and what they weigh.
+
+    info: of the trace; its `token_rewards` are those of the reward's definition, if it has some.
+    component, severity_weights: as of `span_advantages`, for a definition without them.
+    Raises UserError for a setting without an effect.
+    """
     if section := info.get("token_rewards"):
         if component is not None or severity_weights is not None:
             raise UserError(

@@ -190,7 +190,8 @@ class Samples:
     def sample(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> dict[str, Any]:
         """Return a sample of a request; for a reward definition with all fields of the row.
 
-        fields: the fields of the dataset's row. mt: the decoded completion.
+        fields: the fields of the dataset's row.
+        mt: the decoded completion.
 
         Raises UserError that names the missing field.
         """
@@ -297,8 +298,9 @@ def fields_of(label: Any) -> dict[str, Any]:
 class TrainerRow(NamedTuple):
     """One completion as a trainer hands it over.
 
-    fields: those of the dataset's row. prompt: None: the trainer passes none. completion: the
-    decoded text, without the marks that end a turn.
+    fields: those of the dataset's row.
+    prompt: None: the trainer passes none.
+    completion: the decoded text, without the marks that end a turn.
     """
 
     fields: Mapping[str, Any]
@@ -309,8 +311,9 @@ class TrainerRow(NamedTuple):
 class SpanWeights(NamedTuple):
     """The short form of a definition's `token_rewards`: the error spans of one component.
 
-    component: None: the service of `url`. weight: of their penalties. options: further keys of
-    `token_rewards`; severities as `severities_of` returns them.
+    component: None: the service of `url`.
+    weight: of their penalties.
+    options: further keys of `token_rewards`; severities as `severities_of` returns them.
     """
 
     component: str | None = None
@@ -324,9 +327,10 @@ class TrainerReward:
     The reward is that of a definition. `url` stands for one component, the service that runs there:
     it is asked once what it is. Samples of concurrent calls share requests.
 
-    trainer: its name, in errors. sends: what it gives beside single rows, and so a definition may
-    read: `finish_reason` in the fields, the `groups` of the completions, and their `tokens`, which
-    get rewards. spans: where the definition has no `token_rewards`.
+    trainer: its name, in errors.
+    sends: what it gives beside single rows, and so a definition may read: `finish_reason` in the
+    fields, the `groups` of the completions, and their `tokens`, which get rewards.
+    spans: where the definition has no `token_rewards`.
     Raises UserError if a setting or the definition is wrong or does not fit the trainer, or if a
     rule or a model cannot be loaded.
     """
@@ -397,7 +401,8 @@ class TrainerReward:
     def token_rewards(self, result: RewardResult, alignment: Alignment) -> TokenRewards:
         """Return the rewards of the tokens of a completion that has a reward.
 
-        result: of `score`. alignment: of the completion's tokens in the text that was scored.
+        result: of `score`.
+        alignment: of the completion's tokens in the text that was scored.
         Raises ValueError if a span is outside the text, UserError if a service marks no spans or a
         severity has no weight.
         """
@@ -505,8 +510,9 @@ def check_definition(definition: RewardDefinition, trainer: str, sends: Collecti
 def definition_of_service(settings: RewardSettings, info: Info) -> RewardDefinition:
     """Return the definition that `url` stands for: one component, named as the service.
 
-    Its reward is the score, or `offset` - score where a low score is good. info: what runs at the
-    URLs. Raises UserError if that does not support the settings.
+    Its reward is the score, or `offset` - score where a low score is good.
+    info: what runs at the URLs.
+    Raises UserError if that does not support the settings.
     """
     component: dict[str, Any] = {
         "service": settings.url,

@@ -73,7 +73,9 @@ class SlimeRewards:
         self._scored_at = -math.inf
 
     async def score(self, samples: Sequence[Any], *, is_group: bool) -> list[RewardResult]:
-        """Return the results of slime's samples. is_group: rules of groups may compare them.
+        """Return the results of slime's samples.
+
+        is_group: rules of groups may compare them.
 
         Raises ServiceUnreachable if services answer neither for these samples nor for those of
         other calls, and the errors of `CompositeReward.score`.
@@ -225,12 +227,12 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     rewards = [0.0] * len(samples)
     for indices in groups.values():
         rows = [index for index in indices if not math.isnan(values[index])]
-        for row, value in zip(rows, _normalized([values[i] for i in rows], is_scaled), strict=True):
+        for row, value in zip(rows, _normalize([values[i] for i in rows], is_scaled), strict=True):
             rewards[row] = value
     return raw, rewards
 
 
-def _normalized(values: Sequence[float], is_scaled: bool) -> list[float]:
+def _normalize(values: Sequence[float], is_scaled: bool) -> list[float]:
     """Return the rewards of a group less their mean, divided by their deviation if is_scaled."""
     if not values:
         return []

@@ -44,8 +44,9 @@ def reward_function(
 ) -> RewardFunction:
     """Return a function that TRL calls with prompts, completions and the dataset's columns.
 
-    name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>;
-    `definition`, a composite reward, takes the place of `url`.
+    name: the name in TRL's log.
+    settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>; `definition`, a composite reward,
+    takes the place of `url`.
     Prompts and completions may be texts or lists of chat messages. A completion that could not be
     scored gets None; if the services answer for none of them, the function raises, and so it does
     if components have failed, or gates could not decide, for all completions of
@@ -110,8 +111,9 @@ class _UnrewardedCalls:
         self._count = 0
 
     def note(self, failures: Sequence[str | None]) -> None:
-        """Count a call. failures: why each completion has no reward; None: it has one, or a gate
-        has refused it.
+        """Count a call.
+
+        failures: why each completion has no reward; None: it has one, or a gate has refused it.
 
         Raises ServiceUnreachable if the last `MAX_UNREWARDED_CALLS` calls have failed throughout.
         """

@@ -93,11 +93,13 @@ class SpanRewards:
     ) -> None:
         """Check the settings; nothing is requested yet.
 
-        tokenizer: the policy's. stop_ids: ids that end a completion and are no part of its text;
-        None: the tokenizer's EOS. name: the name in TRL's log. settings: those of RewardSettings,
-        or SCOREKIT_REWARD_<NAME>. A definition needs `token_rewards`, and has no rule of groups.
-        The others are the short form of `token_rewards` for a `url`: weight: of the penalties;
-        else see `scorekit.credit.assign_credit`.
+        tokenizer: the policy's.
+        stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
+        name: the name in TRL's log.
+        settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>. A definition needs
+        `token_rewards`, and has no rule of groups. The others are the short form of `token_rewards`
+        for a `url`:
+        weight: of the penalties; else see `scorekit.credit.assign_credit`.
         Raises UserError if a setting is wrong or has no effect.
         """
         checked = reward_settings(**(settings if url is None else {"url": url, **settings}))
@@ -195,7 +197,10 @@ class SpanRewards:
 
 
 def _check_span_arguments(weight: Any, stop_ids: Any, weights: Any, *options: Any) -> None:
-    """Raise UserError if a setting of SpanRewards is wrong. options: those of the overlap."""
+    """Raise UserError if a setting of SpanRewards is wrong.
+
+    options: those of the overlap.
+    """
     if not is_finite(weight) or weight < 0:  # below 0 it would reward errors
         raise UserError(f"weight: {weight!r} is no finite number of at least 0. Set one")
     try:

@@ -77,7 +77,8 @@ def certain_numbers(definition: RewardDefinition) -> set[str]:
 def reward_of_loop(values: Mapping[str, Any], spans: SpanWeights | None = None) -> TrainerReward:
     """Return the reward of these settings for the running event loop.
 
-    It is made once: verl calls for every completion. spans: of a loop that rewards tokens.
+    It is made once: verl calls for every completion.
+    spans: of a loop that rewards tokens.
     Raises UserError for a wrong setting.
     """
     plain = plain_settings(values)

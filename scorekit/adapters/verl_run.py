@@ -232,7 +232,8 @@ def span_weights(
 ) -> SpanWeights:
     """Return which error spans become rewards of tokens, and what they weigh.
 
-    Without effect where the definition has `token_rewards`. stop_ids: None: the tokenizer's EOS.
+    Without effect where the definition has `token_rewards`.
+    stop_ids: None: the tokenizer's EOS.
     Raises UserError if it is not said which service's spans these are, if it is said twice, or if a
     severity weighs no number that a trainer can hold.
     """
@@ -278,8 +279,9 @@ def check_rows(
     sample other prompts without a limit. So a field that no row has must be found here.
 
     data: the section `data` of verl's config. Files of another kind, and those that do not exist
-    here, are left to verl. gets_prompt: whether the reward gets the row's prompt, as our agent loop
-    does; verl passes none to a function.
+    here, are left to verl.
+    gets_prompt: whether the reward gets the row's prompt, as our agent loop does; verl passes none
+    to a function.
     """
     samples = Samples(settings)
     for key in _DATA_KEYS:

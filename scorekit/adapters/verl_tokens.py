@@ -70,10 +70,11 @@ class TokenRewardLoop(SingleTurnAgentLoop):  # type: ignore[misc]
     ) -> None:
         """Check the settings; nothing is requested yet.
 
-        settings: those of RewardSettings. span_component: of a definition without `token_rewards`,
-        the component of a service that marks error spans. severity_weights: None: those of
-        `scorekit.credit`. stop_ids: ids that end a completion and are no part of its text; None:
-        the tokenizer's EOS.
+        settings: those of RewardSettings.
+        span_component: of a definition without `token_rewards`, the component of a service that
+        marks error spans.
+        severity_weights: None: those of `scorekit.credit`.
+        stop_ids: ids that end a completion and are no part of its text; None: the tokenizer's EOS.
         Raises RunEnds if a setting is wrong.
         """
         super().__init__(*args, **kwargs)
@@ -168,9 +169,10 @@ def token_advantages(
     advantages of arXiv 2601.09012, with the mean of each prompt's completions subtracted. A
     completion that is alone in its group has no sequence part, only its token rewards.
 
-    token_level_rewards: [B, T], the sequence reward on the last valid token. response_mask: [B, T],
-    1 on tokens that are trained on. If rejection sampling masks the last one, the rewards from the
-    last valid one on are the sequence reward. A row without a valid token counts in no mean.
+    token_level_rewards: [B, T], the sequence reward on the last valid token.
+    response_mask: [B, T], 1 on tokens that are trained on. If rejection sampling masks the last
+    one, the rewards from the last valid one on are the sequence reward. A row without a valid token
+    counts in no mean.
     index: [B], groups.
     Raises ValueError if a reward that counts is NaN or infinite: one would spoil the whole batch.
     """

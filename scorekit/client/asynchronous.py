@@ -192,11 +192,11 @@ class ScoringClient:
         """Score samples; result k answers sample k. A failed sample is `Failed`, never a score.
 
         samples: mappings or SampleForScoring, from any iterable; of a datasets.Dataset the columns
-        `src`, `mt`, `ref`, `src_lang`, `tgt_lang` and `id`, or all with a column `task`. A `ref`
-        of None, NaN or "" is none. A sample whose text is none (None, a number) fails alone.
-        Equal samples are sent once. deadline_s: None: the client's. `on_progress` gets the number
-        of samples answered since its last call. `on_result` gets each index and result once, as
-        soon as it arrives.
+        `src`, `mt`, `ref`, `src_lang`, `tgt_lang` and `id`, or all with a column `task`. A `ref` of
+        None, NaN or "" is none. A sample whose text is none (None, a number) fails alone.
+        Equal samples are sent once.
+        deadline_s: None: the client's. `on_progress` gets the number of samples answered since its
+        last call. `on_result` gets each index and result once, as soon as it arrives.
 
         Raises RequestError if a request was refused for good, ServiceUnreachable if no URL
         answered within the deadline, UserError for what is no list of samples.
@@ -217,7 +217,7 @@ class ScoringClient:
 
         results.update(distinct.failed)
         call = Call(info, dict(options or {}), priority, distinct, deadline_s)
-        cached = await self._cached(call)
+        cached = await self._cached_results(call)
 
         def deliver(answers: Iterable[tuple[int, Result]]) -> None:
             before = len(results)
@@ -340,7 +340,7 @@ class ScoringClient:
             raise (lasting or refusals or errors)[0]
         return {url: infos[url] for url in tasks.values() if url in infos}
 
-    async def _cached(self, call: Call) -> dict[int, Result]:
+    async def _cached_results(self, call: Call) -> dict[int, Result]:
         """Return the cached results by the index of the distinct sample."""
         if self._cache is None or call.options.get("cache") is False:
             return {}

@@ -33,7 +33,7 @@ from scorekit.client.transport import (
     parse_response,
     raise_refusal,
     reason_of,
-    renumbered,
+    renumber,
     request_body,
 )
 from scorekit.errors import ModelChanged, RequestError, ResponseLost, ServiceUnreachable
@@ -122,7 +122,9 @@ class RequestDispatcher:
     def answers(
         self, samples: list[Placed], call: Call, *, stream: bool = False
     ) -> AsyncIterator[Answered]:
-        """Yield (index, result) of each sample; stream: as they arrive. The caller holds a slot.
+        """Yield (index, result) of each sample;
+
+        stream: as they arrive. The caller holds a slot.
 
         Raises RequestError if the request was refused for good, ServiceUnreachable if no URL
         answered within the deadline.
@@ -149,7 +151,7 @@ class RequestDispatcher:
                         if ready:
                             await self.get(endpoint, "/v1/info", request.deadline)
                         remaining = list(missing.items())
-                        async for index, result in self._numbered(endpoint, remaining, request):
+                        async for index, result in self._number(endpoint, remaining, request):
                             if self._retry_samples and _may_pass(result):
                                 failed[index] = result
                             else:
@@ -180,7 +182,7 @@ class RequestDispatcher:
             )
         return RequestError("unavailable", f"{endpoint.url}: samples had transient errors")
 
-    async def _numbered(
+    async def _number(
         self, endpoint: Replica, samples: list[Placed], request: _Request
     ) -> AsyncIterator[Answered]:
         """Send a request once. A refusal names samples by their index in the caller's list."""
@@ -189,7 +191,7 @@ class RequestDispatcher:
                 yield pair
         except RequestError as error:
             distinct = request.call.distinct
-            raise renumbered(error, [distinct.index(index) for index, _ in samples]) from None
+            raise renumber(error, [distinct.index(index) for index, _ in samples]) from None
 
     async def _score_once(
         self, endpoint: Replica, samples: list[Placed], request: _Request

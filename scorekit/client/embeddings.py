@@ -337,7 +337,10 @@ _TOO_LONG = re.compile(r"token|too long|context length|context_length|max(imum)?
 
 
 class RefusedTexts(Exception):
-    """A refusal that a text may have caused. message: the server's, which may quote the text."""
+    """A refusal that a text may have caused.
+
+    message: the server's, which may quote the text.
+    """
 
     def __init__(self, error: RequestError, message: str) -> None:
         super().__init__(error, message)

@@ -20,7 +20,8 @@ _REST_S = 5.0
 class Replica:
     """The state of one URL. Times are those of `time.monotonic`.
 
-    url: without user name and password. authorization: the header of its requests.
+    url: without user name and password.
+    authorization: the header of its requests.
     resting_until: until then other URLs are preferred, after a failure.
     asked_until: end of the pause that its Retry-After asks for.
     silent: whether the last request could not reach it (or got 502 to 504).
@@ -88,7 +89,10 @@ class ReplicaPool:
 
 
 def check_service(key: str, url: str, info: Info, expected: str) -> None:
-    """Raise UserError if another kind of service answers at a URL. key: of the config."""
+    """Raise UserError if another kind of service answers at a URL.
+
+    key: of the config.
+    """
     if info.service != expected:
         raise UserError(
             f"{key}: {address_of(url)} is a {info.service} service, not {expected}: correct the URL"
@@ -104,7 +108,8 @@ def check_agreement(
 ) -> None:
     """Raise UserError if two URLs of one service would give different scores.
 
-    key: of the config. names: the fields of /v1/info to compare.
+    key: of the config.
+    names: the fields of /v1/info to compare.
     """
     (first_url, first_info), *other_infos = infos.items()
     for url, info in other_infos:

@@ -76,7 +76,10 @@ class SyncScoringClient(ForkSafeClient[ScoringClient]):
     def score(
         self, samples: Iterable[Sample], *args: Any, progress: bool = False, **kwargs: Any
     ) -> list[Result]:
-        """See ScoringClient.score. progress: show a bar with rate and remaining time."""
+        """See ScoringClient.score.
+
+        progress: show a bar with rate and remaining time.
+        """
         samples = as_sample_list(samples)
         if not progress:
             return self.run(lambda client: client.score(samples, *args, **kwargs))
@@ -96,13 +99,14 @@ class SyncScoringClient(ForkSafeClient[ScoringClient]):
         """Return a copy of a pandas data frame with the results as columns.
 
         Columns: `score` (NaN if the row failed), `ok`, `error` (None if it did not fail) and, if a
-        result has them, `error_spans`, `omissions`, `unplaced` and `windows`. prefix: put in front
-        of these names.
+        result has them, `error_spans`, `omissions`, `unplaced` and `windows`.
+        prefix: put in front of these names.
 
         The frame has text columns `src` and `mt`, and may have `ref` (NaN, None or "": no
         reference). Other columns stay as they are. A row without a text (None, a number) fails with
-        `invalid_input`; the others are scored. task: of a judge (mqm), which also needs the columns
-        `src_lang` and `tgt_lang`. `kwargs` as for `score`.
+        `invalid_input`; the others are scored.
+        task: of a judge (mqm), which also needs the columns `src_lang` and `tgt_lang`. `kwargs` as
+        for `score`.
 
         Raises UserError before any request: if a column is missing, if a column of results exists
         already, or if no row has its texts.

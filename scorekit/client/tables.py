@@ -70,8 +70,9 @@ def samples_of_frame(
 ) -> list[dict[str, Any] | Failed]:
     """Return a sample for each row, or the failure of a row without a text.
 
-    task: of a judge that scores translations; its rows name their languages. prefix: of the new
-    columns. Raises UserError if a column is missing or exists already, or if no row is a sample.
+    task: of a judge that scores translations; its rows name their languages.
+    prefix: of the new columns.
+    Raises UserError if a column is missing or exists already, or if no row is a sample.
     """
     if _table_kind(frame) != "pandas.DataFrame":
         name = type(frame).__name__

@@ -119,7 +119,9 @@ def request_body(
 
 
 def raise_refusal(url: str, response: httpx.Response, expected: str = "scoring service") -> None:
-    """Raise the typed error of an answer that is not 200. expected: the kind of server.
+    """Raise the typed error of an answer that is not 200.
+
+    expected: the kind of server.
 
     Its message has the server's words as `server_words` gives them."""
     authorization = response.request.headers.get("authorization", "")
@@ -189,7 +191,7 @@ def not_sent(error: httpx.HTTPError) -> bool:
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
 
 
-def renumbered(error: RequestError, indexes: Sequence[int]) -> RequestError:
+def renumber(error: RequestError, indexes: Sequence[int]) -> RequestError:
     """Return the refusal with `samples.K` renamed to the caller's index `indexes[K]`."""
 
     def index(match: re.Match[str]) -> str:
@@ -286,10 +288,13 @@ class RetryingSession:
 
     The caller parses the answers.
 
-    server: its address, and the authorization that its URL has in place of a key. name: the
-    server's in the log. timeout_s: seconds for one request. deadline_s: seconds for one with its
-    retries and pauses. may_help: which errors are worth a retry. end_reason: why the server will
-    not come back, if we started its process and it has ended; then ServerEnded is raised at once.
+    server: its address, and the authorization that its URL has in place of a key.
+    name: the server's in the log.
+    timeout_s: seconds for one request.
+    deadline_s: seconds for one with its retries and pauses.
+    may_help: which errors are worth a retry.
+    end_reason: why the server will not come back, if we started its process and it has ended; then
+    ServerEnded is raised at once.
     first_answer_s: seconds to wait for a server that has not answered yet; None: as any.
     """
 
@@ -357,7 +362,9 @@ class RetryingSession:
     async def once(
         self, method: str, path: str, deadline: Deadline, body: bytes | None = None
     ) -> httpx.Response:
-        """Return an answer of any status. body: JSON. The caller holds a slot.
+        """Return an answer of any status.
+
+        body: JSON. The caller holds a slot.
 
         Raises RequestError (`timeout`), ServiceUnreachable."""
         seconds = min(self._timeout_s, deadline.attempt_timeout_s())

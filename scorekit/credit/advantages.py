@@ -117,7 +117,7 @@ def _advantages(
         for indices in members.values():
             scores = _group_scores([rewards_by_sample[index] for index in indices], eps)
             rewards_by_sample |= zip(indices, scores, strict=True)
-    values = _added(rewards_by_sample, token_rewards, valid)
+    values = _add_up(rewards_by_sample, token_rewards, valid)
     batches = {"batch": [scored], "group": list(members.values()), "grpo": []}
     for indices in batches[norm]:
         _normalize([values[index] for index in indices], eps)
@@ -135,7 +135,7 @@ def _check_finite(
             raise ValueError(f"sample {index}: its rewards are not finite. Give None for no reward")
 
 
-def _added(
+def _add_up(
     rewards_by_sample: dict[int, float],
     token_rewards: Sequence[Sequence[float]],
     valid: Sequence[Sequence[bool]],

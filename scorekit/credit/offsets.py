@@ -222,11 +222,11 @@ def _in_part(alignment: Alignment, text: str, positions: list[int]) -> Alignment
         new_index, is_certain = character_map(text, raw)
         if not is_certain and method != "search":
             method = "subsequence" if is_subsequence(text, raw) else "rewritten"
-    mapped, num_lost = _mapped(alignment, new_index)
+    mapped, num_lost = _map(alignment, new_index)
     return Alignment(text, mapped, alignment.unaligned + num_lost, method)
 
 
-def _mapped(alignment: Alignment, new_index: list[int]) -> tuple[Offsets, int]:
+def _map(alignment: Alignment, new_index: list[int]) -> tuple[Offsets, int]:
     """Return the new offsets, and the number of tokens with text that have no place any more."""
     mapped: Offsets = []
     position = num_lost = 0
@@ -294,7 +294,8 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 def offsets_from_bytes(tokenizer: Any, ids: list[int], raw: str) -> Offsets | None:
     """Return the range of characters that each token has a byte of, [T].
 
-    ids: [T], without special tokens. raw: the text that they decode to.
+    ids: [T], without special tokens.
+    raw: the text that they decode to.
     Returns None if the bytes of the tokens are not this text, in neither form.
     """
     vocabulary = vocabulary_of(tokenizer)

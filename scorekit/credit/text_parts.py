@@ -131,8 +131,8 @@ def _step(
 ) -> tuple[list[int], list[int]]:
     """Return the cost of each place of a character, and the index of the best one before it.
 
-    previous, costs: places of the character before, and their costs. has_space: white space stands
-    between the two in the text.
+    previous, costs: places of the character before, and their costs.
+    has_space: white space stands between the two in the text.
     """
     new_costs, links = [], []
     best = read = 0  # index of the cheapest place among the first `read` ones

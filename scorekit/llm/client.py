@@ -24,7 +24,7 @@ from tenacity import RetryCallState
 
 from scorekit.errors import UserError
 from scorekit.llm.dialects import DIALECTS, DialectName
-from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explained, stated_status, wrong_model
+from scorekit.llm.errors import CAUSES, MAX_WORDS, LLMError, explain, stated_status, wrong_model
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.limits import (
     ConcurrencyLimiter,
@@ -51,8 +51,9 @@ _LOOK_S = 0.5
 class LLMCounts:
     """Counts since the client was created.
 
-    requests: sent over HTTP; `retries` of them were retries. fallbacks: requests for several
-    choices that were refused or returned too few, so that missing ones were requested one by one.
+    requests: sent over HTTP; `retries` of them were retries.
+    fallbacks: requests for several choices that were refused or returned too few, so that missing
+    ones were requested one by one.
     failures: calls of `chat` that raised. tokens: from the server's `usage`.
     """
 
@@ -67,7 +68,10 @@ class LLMCounts:
 
 @dataclass(slots=True)
 class _Call:
-    """Shared state of the requests of a `chat` call. failed: one failed; do not send others."""
+    """Shared state of the requests of a `chat` call.
+
+    failed: one failed; do not send others.
+    """
 
     prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
@@ -86,18 +90,20 @@ class _Call:
 class LLMClient:
     """Client of one server and one model.
 
-    base_url: as for the OpenAI SDK, with /v1; the attribute has no user name and password. api_key:
-    the server's; OPENAI_API_KEY is never read. request_timeout_s: the longest time for an answer of
-    a provider. For vLLM it is the minimum: large requests get more (`llm.limits.read_timeout_s`).
-    max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
-    default 32 * max_concurrency. A request that waits for its retry gives its slot up, so that one
-    long pause holds up no other, and is the next to get one. max_attempts, backoff_s,
-    wait_for_server_s:
-    `llm.limits.RetryPolicy`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
-    one, `auto` 32 and then the missing ones one by one; after three incomplete answers in a row
-    `auto` requests one at a time for a minute (`llm.limits.SeveralChoices`). dialect: the API that
-    the server understands (`llm.dialects`). `away`: whether the last attempt found no server, or
-    got no answer in time.
+    base_url: as for the OpenAI SDK, with /v1; the attribute has no user name and password.
+    api_key: the server's; OPENAI_API_KEY is never read.
+    request_timeout_s: the longest time for an answer of a provider. For vLLM it is the minimum:
+    large requests get more (`llm.limits.read_timeout_s`).
+    max_concurrency: requests in flight.
+    max_sequences: sequences in flight (n=128 counts 128); default 32 * max_concurrency. A request
+    that waits for its retry gives its slot up, so that one long pause holds up no other, and is the
+    next to get one.
+    max_attempts, backoff_s, wait_for_server_s: `llm.limits.RetryPolicy`.
+    strategy: `n_parameter` requests up to 32 choices at once, `per_call` one, `auto` 32 and then
+    the missing ones one by one; after three incomplete answers in a row `auto` requests one at a
+    time for a minute (`llm.limits.SeveralChoices`).
+    dialect: the API that the server understands (`llm.dialects`). `away`: whether the last attempt
+    found no server, or got no answer in time.
 
     Use it in one event loop. Raises UserError if the URL is not http.
     """
@@ -453,7 +459,7 @@ class LLMClient:
         return server_words(text, authorization=authorization, max_chars=MAX_WORDS)
 
     def _refusal(self, answer: Reply, request_id: str = "") -> LLMError | UserError:
-        return explained(
+        return explain(
             answer.status,
             answer.headers,
             answer.body,

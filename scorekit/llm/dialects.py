@@ -36,11 +36,15 @@ ParsedAnswer = tuple[dict[int, Choice], Usage]
 
 
 class Dialect(NamedTuple):
-    """An API. path: of a request. body: builds it from a prompt, a model and a part (`ChatPrompt`).
+    """An API.
 
-    read: parses choices and token counts of an answer. several: whether a request may ask for
-    several choices. grows: whether larger requests get a longer timeout (`limits.read_timeout_s`),
-    which assumes the speed of one vLLM server."""
+    path: of a request.
+    body: builds it from a prompt, a model and a part (`ChatPrompt`).
+
+    read: parses choices and token counts of an answer.
+    several: whether a request may ask for several choices.
+    grows: whether larger requests get a longer timeout (`limits.read_timeout_s`), which assumes the
+    speed of one vLLM server."""
 
     path: str
     body: Callable[[ChatPrompt, str, range], bytes]

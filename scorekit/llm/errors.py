@@ -87,7 +87,10 @@ MISTAKES = {
 
 
 class OperatorMistake(UserError):
-    """An error of every request until the operator fixes its cause. kind: a key of `MISTAKES`."""
+    """An error of every request until the operator fixes its cause.
+
+    kind: a key of `MISTAKES`.
+    """
 
     def __init__(self, message: str, lines: Sequence[str] = (), kind: str = "setup") -> None:
         super().__init__(message, lines)
@@ -152,7 +155,7 @@ def late_retry(seconds: float) -> str:
     return f"a retry in {seconds:,.0f} s would come after the deadline"
 
 
-def explained(
+def explain(
     status: int,
     headers: Mapping[str, str],
     body: bytes,
@@ -263,7 +266,10 @@ class _Refusal(NamedTuple):
 
 
 def _refusal_type(status: int, codes: frozenset[str], message: str) -> _Refusal:
-    """Return what a refusal means. codes, message: in small letters."""
+    """Return what a refusal means.
+
+    codes, message: in small letters.
+    """
     if is_overlong(status, codes, message):
         return _Refusal("overlong")
     if status != 429 and is_filtered(status, codes, message):
@@ -422,8 +428,8 @@ def message_of(error: Any) -> str:
 def is_overlong(status: int, codes: frozenset[str], message: str) -> bool:
     """Return True if the prompt, with max_tokens, is longer than the model's context.
 
-    By its codes if they say so; by its words unless a code or the words speak of a rate. codes,
-    message: in small letters."""
+    By its codes if they say so; by its words unless a code or the words speak of a rate.
+    codes, message: in small letters."""
     if codes & _OVERLONG_CODES:
         return True
     if status not in _CONTENT_STATUS or codes & (_RATE_CODES | _FILTER_CODES):
@@ -432,7 +438,10 @@ def is_overlong(status: int, codes: frozenset[str], message: str) -> bool:
 
 
 def is_filtered(status: int, codes: frozenset[str], message: str) -> bool:
-    """Return True if a content filter refused the prompt. codes, message: in small letters."""
+    """Return True if a content filter refused the prompt.
+
+    codes, message: in small letters.
+    """
     if codes & _FILTER_CODES:
         return True
     return status in _CONTENT_STATUS and _FILTER.search(message) is not None

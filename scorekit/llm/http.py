@@ -33,7 +33,10 @@ _HEADER_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer of any status. headers: names are matched in any case."""
+    """An answer of any status.
+
+    headers: names are matched in any case.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -49,9 +52,10 @@ class ChatServer:
     """The connections to one server. Use it in one event loop; it may be created before one runs.
 
     url: the given URL without user name and password, which an HTTP library would log. Cookies are
-    not kept. authorization: the header with these, or with the key; None without them.
-    Certificates are checked against the system's store, or that of SSL_CERT_FILE and
-    SSL_CERT_DIR. Raises UserError for a key that does not fit a header.
+    not kept.
+    authorization: the header with these, or with the key; None without them.
+    Certificates are checked against the system's store, or that of SSL_CERT_FILE and SSL_CERT_DIR.
+    Raises UserError for a key that does not fit a header.
     """
 
     def __init__(self, base_url: str, key: SecretStr | None, connect_timeout_s: float) -> None:
@@ -100,9 +104,11 @@ class ChatServer:
 
         No redirect is followed: it would send the key and the texts to another address.
 
-        read_timeout_s: between two chunks of the answer. total_s: for the whole answer, so that a
-        slow drip cannot hold a slot forever; default: twice that. Raises LLMError ("unreachable",
-        "timeout"; "malformed" for one that is too long), UserError for an unknown kind of proxy.
+        read_timeout_s: between two chunks of the answer.
+        total_s: for the whole answer, so that a slow drip cannot hold a slot forever; default:
+        twice that.
+        Raises LLMError ("unreachable", "timeout"; "malformed" for one that is too long), UserError
+        for an unknown kind of proxy.
         """
         from aiohttp import ClientError, ClientTimeout
 

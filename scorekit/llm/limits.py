@@ -14,7 +14,7 @@ from typing import Protocol
 from tenacity import AsyncRetrying, RetryCallState
 
 from scorekit.llm.errors import LLMError
-from scorekit.net.retry import Deadline, failure_of, retrying, stepped
+from scorekit.net.retry import Deadline, failure_of, retrying, stepped_wait
 
 log = logging.getLogger("scorekit.llm")
 
@@ -72,7 +72,10 @@ class ConcurrencyLimiter:
         return slot
 
     async def _acquire(self, sequences: int, is_first: bool) -> None:
-        """Wait for a slot. is_first: before all that wait already."""
+        """Wait for a slot.
+
+        is_first: before all that wait already.
+        """
         turn = asyncio.get_running_loop().create_future()
         if is_first:
             self._waiting.appendleft((sequences, turn))
@@ -113,7 +116,10 @@ class PausableSlot(Protocol):
         """Give it up."""
 
     async def acquire(self, is_first: bool = False) -> None:
-        """Take it again. is_first: before all that wait already."""
+        """Take it again.
+
+        is_first: before all that wait already.
+        """
 
 
 class Slot:
@@ -124,7 +130,10 @@ class Slot:
         self._is_held = False
 
     async def acquire(self, is_first: bool = False) -> None:
-        """Wait for the place. is_first: before all that wait already, since it has waited once."""
+        """Wait for the place.
+
+        is_first: before all that wait already, since it has waited once.
+        """
         await self._limiter._acquire(self._sequences, is_first)
         self._is_held = True
 
@@ -175,7 +184,9 @@ class RetryPolicy:
         deadline: Deadline | None = None,
     ) -> None:
         self._max_attempts = max_attempts
-        self._step = stepped(backoff_s) if deadline is None else stepped(backoff_s, math.inf)
+        self._step = (
+            stepped_wait(backoff_s) if deadline is None else stepped_wait(backoff_s, math.inf)
+        )
         self._wait_for_server_s = wait_for_server_s
         self._deadline = deadline
         self._away_deadline: Deadline | None = None
@@ -187,7 +198,12 @@ class RetryPolicy:
         note: Callable[[RetryCallState], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> AsyncRetrying:
-        """Return the attempts of one request. sleep: waits for a pause."""
+        """Return the attempts of one request.
+
+        may_help: whether another attempt may help after an error.
+        note: called before each pause.
+        sleep: waits for a pause.
+        """
         return retrying(may_help, wait=self.wait, stop=self.stop, note=note, sleep=sleep)
 
     def wait(self, state: RetryCallState) -> float:

@@ -89,10 +89,13 @@ class Choice:
 
     finish_reason: "stop", "length" (cut by max_tokens), "content_filter", or another word of the
     server, with which a text is not whole (`unfinished_reason`); "unknown" if it gave none, as some
-    gateways never do. text: empty if the server gave none. completion_tokens, prompt_tokens: None
-    if several choices came in one answer, which counts them together, or if the server counts none.
-    reasoning: what the server's reasoning parser removed from the text; None: nothing. no_text:
-    what came instead of a text, as far as the server says: "refusal", "tool_call", "only_thinking".
+    gateways never do.
+    text: empty if the server gave none.
+    completion_tokens, prompt_tokens: None if several choices came in one answer, which counts them
+    together, or if the server counts none.
+    reasoning: what the server's reasoning parser removed from the text; None: nothing.
+    no_text: what came instead of a text, as far as the server says: "refusal", "tool_call",
+    "only_thinking".
     """
 
     index: int

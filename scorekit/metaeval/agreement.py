@@ -93,7 +93,7 @@ class Agreement:
 
     def _pearson(self, weights: DrawWeights) -> Array:
         axis = 1 if weights.by == "segments" else 0
-        h, m = _centred(self.human), _centred(self.metric)
+        h, m = _center(self.human), _center(self.metric)
         sums = [np.nansum(values, axis) for values in (h, m, h * h, m * m, h * m)]
         n = weights.values @ self.is_present.sum(axis)
         return _correlation(n, *(weights.values @ values for values in sums))
@@ -108,7 +108,7 @@ class Agreement:
         w = weights.values if by_segment else np.ones((1, len(self.human)))
         n = w @ self.is_present
         h, m = (
-            _ratio(w @ np.nan_to_num(x), n) for x in (_centred(self.human), _centred(self.metric))
+            _ratio(w @ np.nan_to_num(x), n) for x in (_center(self.human), _center(self.metric))
         )
         h, m = (np.broadcast_to(x, (draws, systems)) for x in (h, m))
         v = np.ones((draws, systems)) if by_segment else weights.values
@@ -199,7 +199,7 @@ def _sign(values: Array) -> Array:
     return np.where(abs(values) < 1e-12, 0.0, np.sign(values))
 
 
-def _centred(values: Array) -> Array:
+def _center(values: Array) -> Array:
     """Subtract the mean, so that sums of squares lose no digits."""
     return values - np.nanmean(values)
 
@@ -259,12 +259,16 @@ class Concordance:
         """
         step = max(1, _BLOCK // max(1, len(group_of)))
         blocks = [weights[k : k + step][:, group_of] for k in range(0, len(weights), step)]
-        parts = [(self._agreeing(w), *(_untied(w, ranks) for ranks in self._ranks)) for w in blocks]
+        parts = [
+            (self._agreeing(w), *(_count_untied(w, ranks) for ranks in self._ranks)) for w in blocks
+        ]
         s, a, b = (np.concatenate(column) for column in zip(*parts, strict=True))
         return s, a, b
 
     def _agreeing(self, weights: Array) -> Array:
-        """Return twice (pairs in the same order - pairs in opposite order). weights: (draws, n).
+        """Return twice (pairs in the same order - pairs in opposite order).
+
+        weights: (draws, n).
 
         Each level counts the pairs whose ranks differ first in its bit."""
         total = np.zeros(len(weights))
@@ -297,8 +301,11 @@ def _runs(*keys: Array) -> tuple[Array, Array]:
     return np.repeat(bounds[:-1], lengths), np.repeat(bounds[1:], lengths)
 
 
-def _untied(weights: Array, ranks: Array) -> Array:
-    """Return the number of ordered pairs whose ranks differ. weights: (draws, n)."""
+def _count_untied(weights: Array, ranks: Array) -> Array:
+    """Return the number of ordered pairs whose ranks differ.
+
+    weights: (draws, n).
+    """
     order = np.argsort(ranks, kind="stable")
     begins = np.searchsorted(ranks[order], np.arange(int(ranks.max(initial=0)) + 1))
     weight_by_rank = np.add.reduceat(weights[:, order], begins, axis=1)

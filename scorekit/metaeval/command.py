@@ -92,7 +92,7 @@ def meta_eval(
         if wrong := [name for name in lower_is_better or () if name in service_names]:
             raise UserError(f"--lower-is-better {wrong[0]}: its service says itself what is better")
         judged = read_judgements(judgements, lower_is_better=human_lower)
-        translations = _chosen(judged, exclude or [], ref_system, segments, seed)
+        translations = _choose(judged, exclude or [], ref_system, segments, seed)
         check_people(translations)  # before any service is used
         out.mkdir(parents=True, exist_ok=True)
         files = [
@@ -133,7 +133,7 @@ def _check_names(names: list[str], lower: list[str]) -> None:
             raise UserError(f"--lower-is-better {name}: no --metric has that name")
 
 
-def _chosen(
+def _choose(
     judged: Judgements, exclude: list[str], ref_system: str | None, segments: int | None, seed: int
 ) -> list[JudgedTranslation]:
     systems = judged.systems

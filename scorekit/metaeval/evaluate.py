@@ -24,8 +24,10 @@ class MetricStats:
     """The statistics of one metric.
 
     values, intervals: statistic -> number, and kind of bootstrap -> (low, high); None if it is not
-    defined. beyond: statistics above the length-only metric's in 97.5 % of the draws of both kinds
-    (paired: the same draws). span_rows: number of translations that its span statistics use."""
+    defined.
+    beyond: statistics above the length-only metric's in 97.5 % of the draws of both kinds (paired:
+    the same draws).
+    span_rows: number of translations that its span statistics use."""
 
     name: str
     model: str
@@ -45,7 +47,11 @@ class MetricStats:
 
 @dataclass
 class MetaEvaluation:
-    """The result. rows: those of the `judged` that all metrics scored. human: mean by system."""
+    """The result.
+
+    rows: those of the `judged` that all metrics scored.
+    human: mean by system.
+    """
 
     judged: int
     rows: int

@@ -59,7 +59,10 @@ class Rating:
 
 @dataclass(slots=True)
 class JudgedTranslation:
-    """A system's translation of a segment, with its ratings. line: the first one about it."""
+    """A system's translation of a segment, with its ratings.
+
+    line: the first one about it.
+    """
 
     system: str
     segment: str
@@ -79,7 +82,10 @@ class JudgedTranslation:
 
 @dataclass
 class Judgements:
-    """Translations in the order of the file. notes: what was left out, and why."""
+    """Translations in the order of the file.
+
+    notes: what was left out, and why.
+    """
 
     translations: list[JudgedTranslation]
     notes: list[str]
@@ -118,16 +124,18 @@ def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     """Read a file of judgements.
 
     .jsonl: one row per rater, with `src`, `mt`, `system` and `spans` or `score` (if both, the score
-    counts); `rater`, `ref`, `src_lang`, `tgt_lang` and a segment's name are optional. .tsv: WMT's
-    MQM, one row per error. lower_is_better: of `score`. A segment without a name is identified by
-    its source; several translations of it by one system are separate segments.
+    counts); `rater`, `ref`, `src_lang`, `tgt_lang` and a segment's name are optional.
+    .tsv: WMT's MQM, one row per error.
+    A segment without a name is identified by its source; several translations of it by one system
+    are separate segments.
 
+    lower_is_better: of `score`.
     Raises UserError that names the line.
     """
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")
     if file.format in ("csv", "txt"):  # they cannot hold spans
         raise UserError(f"{path}: judgements are .jsonl or .tsv")
-    if file.format == "tsv":  # most of the published files are not quoted; `unquoted` decides
+    if file.format == "tsv":  # most of the published files are not quoted; `remove_quotes` decides
         judgements = _read_published(RowFile(path, "tsv-unquoted"))
     else:
         judgements = _read_jsonl(file, lower_is_better)
@@ -170,7 +178,7 @@ def _read_jsonl(file: RowFile, lower_is_better: bool) -> Judgements:
     notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
     notes += [f"{blameless:,} {_NOTES['source']}"] if blameless else []
     notes += [f"{repeated:,} equal rows of a rater and a translation count once"] * bool(repeated)
-    return Judgements(_checked(by_key, file.path), notes)
+    return Judgements(_check_names(by_key, file.path), notes)
 
 
 def _without_empty(rating: Rating) -> Rating:
@@ -275,7 +283,9 @@ def _read_published(file: RowFile) -> Judgements:
             penalty = weight(error.severity, row["category"]) if error else 0.0
         except ValueError as row_error:
             raise UserError(f"{file.path}, line {number}: {row_error}") from None
-        counts["quoted"] += any(unquoted(row[name]) != row[name] for name in ("source", "target"))
+        counts["quoted"] += any(
+            remove_quotes(row[name]) != row[name] for name in ("source", "target")
+        )
         rating = raters.get((id(translation), row["rater"]))
         if rating is None:
             rating = raters[id(translation), row["rater"]] = Rating(0.0, [])
@@ -290,7 +300,7 @@ def _read_published(file: RowFile) -> Judgements:
         rating.spans += [Span(start, end, error.severity) for start, end in error.ranges]
         counts["unplaced"] += not error.ranges
     notes = [f"{counts[name]:,} {text}" for name, text in _NOTES.items() if counts[name]]
-    return Judgements(_checked(by_key, file.path), notes)
+    return Judgements(_check_names(by_key, file.path), notes)
 
 
 def _no_judgement(row: Mapping[str, Any]) -> str | None:
@@ -312,16 +322,16 @@ class Marked(NamedTuple):
 
 def errors_of_row(row: Mapping[str, Any]) -> tuple[str, str, Marked | None]:
     """Return (source, translation, error) of a row; the error is None if the rater marked none."""
-    src, _ = unmarked(unquoted(row["source"]))
-    mt, ranges = unmarked(unquoted(row["target"]))
+    src, _ = remove_marks(remove_quotes(row["source"]))
+    mt, ranges = remove_marks(remove_quotes(row["target"]))
     severity = row["severity"].strip().upper()
     # Names depend on the annotators' tools: `No-error`, `no_error`.
-    if "NO-ERROR" in (_dashed(severity), _dashed(row["category"].strip().upper())):
+    if "NO-ERROR" in (_dash(severity), _dash(row["category"].strip().upper())):
         return src, mt, None
     return src, mt, Marked(severity, ranges)
 
 
-def unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
+def remove_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
     """Return the text without its marks, and the (start, end) of the marked ranges.
 
     Raises ValueError for an unpaired mark.
@@ -347,7 +357,7 @@ def unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join((*parts, text[end:])), ranges
 
 
-def unquoted(cell: str) -> str:
+def remove_quotes(cell: str) -> str:
     """Return a cell without the quotes of a CSV, which only some of the files have (newstest2020).
 
     In those, a quoted cell has its inner quotes doubled. A text that is itself in quotes has single
@@ -359,11 +369,11 @@ def unquoted(cell: str) -> str:
     return cell
 
 
-def _dashed(name: str) -> str:
+def _dash(name: str) -> str:
     return name.replace("_", "-").replace(" ", "-")
 
 
-def _checked(
+def _check_names(
     by_key: dict[tuple[str, str, str], JudgedTranslation], path: Path
 ) -> list[JudgedTranslation]:
     """Name segments without a name. Raises UserError for a named one with two translations."""

@@ -24,7 +24,9 @@ from scorekit.schemas import Info, Overlong
 class MetricScores:
     """Scores and spans by translation; None: no score; no spans, or failed.
 
-    model: that scored. failed: error type -> count. truncated: number of texts not read completely.
+    model: that scored.
+    failed: error type -> count.
+    truncated: number of texts not read completely.
     repeated: number of rows that say the same of a translation as an earlier row.
     """
 
@@ -54,8 +56,8 @@ def service_scores(
     """Score the translations with the services, one after another.
 
     Results are stored in `folder` (NAME.jsonl): the same call resumes there, and retries transient
-    errors. Every service's /v1/info is read before the first scores. overlong: None for the
-    services' own; a judge reads complete texts.
+    errors. Every service's /v1/info is read before the first scores.
+    overlong: None for the services' own; a judge reads complete texts.
 
     Raises UserError for a service that needs what the rows do not have, and what the client raises.
     """

@@ -65,7 +65,7 @@ def write_page(
         with_spans=with_spans,
         cell=cell,
         pictures=_charts(result, with_spans),
-        groups={by: _grouped(with_spans, by) for by in ("severity", "length", "translation")},
+        groups={by: _group(with_spans, by) for by in ("severity", "length", "translation")},
         examples=[
             (metric.name, _examples(translations, metric)) for metric in scores if metric.has_spans
         ],
@@ -127,7 +127,7 @@ def _short(name: str) -> str:
     return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
-def _grouped(metrics: Sequence[MetricStats], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
+def _group(metrics: Sequence[MetricStats], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Return (name of the group, [(metric, its statistics)])."""
     groups: dict[str, list[tuple[str, Any]]] = {}
     for metric in metrics:

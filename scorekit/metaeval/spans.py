@@ -4,7 +4,7 @@
 Long spans count more.
 
 `mpp`: match with partial overlap and partial credit, micro-averaged (Perrella et al. 2026,
-arXiv 2603.19921). Spans are matched one to one (`matched`); precision is the sum of
+arXiv 2603.19921). Spans are matched one to one (`match_spans`); precision is the sum of
 `overlap / length of the metric's span` over the matched ones, by the number of all spans of the
 metric; recall that of `overlap / length of the human span`, by the number of all human spans; F1 is
 their harmonic mean. Every span has equal weight, long or short. Specific to scorekit: the matching
@@ -55,9 +55,12 @@ BINS = (*(length_bin(high) for high in _LENGTHS), length_bin(_LENGTHS[-1] + 1))
 
 @dataclass
 class SpanSums:
-    """Sums for span statistics. sums: (translations, 8), weighted over raters. has_human_spans:
-    (translations,), whether there are human spans. groups: (kind, name) -> sums of the spans of
-    that severity or length: the metric's spans for precision, human spans for recall."""
+    """Sums for span statistics.
+
+    sums: (translations, 8), weighted over raters.
+    has_human_spans: (translations,), whether there are human spans.
+    groups: (kind, name) -> sums of the spans of that severity or length: the metric's spans for
+    precision, human spans for recall."""
 
     sums: Array
     has_human_spans: Array
@@ -67,7 +70,10 @@ class SpanSums:
 def span_sums(
     translations: Sequence[JudgedTranslation], predicted: Sequence[Sequence[Span]]
 ) -> SpanSums:
-    """Return the sums. predicted: the metric's spans of each translation."""
+    """Return the sums.
+
+    predicted: the metric's spans of each translation.
+    """
     result = SpanSums(np.zeros((len(translations), 8)), np.zeros(len(translations), bool))
     for number, rating, weight in each_rating(list(translations)):
         result.has_human_spans[number] = True
@@ -116,7 +122,7 @@ def _compare(
     total = np.zeros(8)
     total[:4] = (common := (by_metric & by_people).sum()), common, by_metric.sum(), by_people.sum()
     total[5], total[7] = len(predicted), len(gold)
-    for i, j in matched(predicted, gold):
+    for i, j in match_spans(predicted, gold):
         shared = overlap(predicted[i], gold[j])
         for span, column in ((predicted[i], 4), (gold[j], 6)):
             credit = shared / (span.end - span.start)
@@ -146,7 +152,7 @@ def overlap(a: Span, b: Span) -> int:
     return max(0, min(a.end, b.end) - max(a.start, b.start))
 
 
-def matched(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, int]]:
+def match_spans(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, int]]:
     """Return pairs (index in `predicted`, index in `gold`) of overlapping spans, each span once.
 
     They maximize the sum of the credits (overlap / length) for precision and recall."""
@@ -157,14 +163,14 @@ def matched(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, 
         for f in predicted
     ]
     if len(predicted) <= len(gold):
-        pairs = list(enumerate(_assigned(credits)))
+        pairs = list(enumerate(_assign(credits)))
     else:
         transposed = [list(column) for column in zip(*credits, strict=True)]
-        pairs = [(f, g) for g, f in enumerate(_assigned(transposed))]
+        pairs = [(f, g) for g, f in enumerate(_assign(transposed))]
     return [(f, g) for f, g in pairs if credits[f][g] > 0]
 
 
-def _assigned(worth: Sequence[Sequence[float]]) -> list[int]:
+def _assign(worth: Sequence[Sequence[float]]) -> list[int]:
     """Return the column of each row that maximizes the sum; there are no more rows than columns.
 
     The Hungarian method by shortest augmenting paths (Jonker and Volgenant 1987).

@@ -44,8 +44,8 @@ def server_words(text: object, *, authorization: str | None = None, max_chars: i
     What does not print is escaped: control characters, marks that reorder or hide a text, lone
     surrogates. Words that went through this function stay as they are if they go through it again.
 
-    text: any part of an answer. authorization: the header that was sent; a server may echo it, or
-    the key in it.
+    text: any part of an answer.
+    authorization: the header that was sent; a server may echo it, or the key in it.
     """
     words = str(text)[:MAX_SEARCHED]
     for secret in _secrets_of(authorization or ""):

@@ -116,7 +116,9 @@ def exponential_wait(state: RetryCallState) -> float:
     return _backoff(state)
 
 
-def stepped(steps_s: Sequence[float], max_retry_after_s: float = _LONGEST_RETRY_AFTER_S) -> Wait:
+def stepped_wait(
+    steps_s: Sequence[float], max_retry_after_s: float = _LONGEST_RETRY_AFTER_S
+) -> Wait:
     """Return a function that waits these seconds in turn, and the last one from then on.
 
     Pauses vary by 25 %, so that requests that failed together do not return together. They are

@@ -22,7 +22,9 @@ STORED_ARE_FREE = "answers in the file of answers cost nothing"
 
 
 class ApiUsage(BaseModel):
-    """The usage of a paid server. money: cost in the currency of the prices; None without prices.
+    """The usage of a paid server.
+
+    money: cost in the currency of the prices; None without prices.
     cached: the answer was stored, at no cost."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
@@ -80,7 +82,8 @@ def sum_charges(charges: Iterable[ApiUsage]) -> ApiUsage:
 def max_usage(cfg: AnswerLimits, words: int, num_images: int = 0, calls: int = 1) -> ApiUsage:
     """Return the max usage of equal calls of a model: an answer counts `max_output_tokens`.
 
-    words: max tokens of the texts of one call. num_images: its images, `tokens_per_image` each.
+    words: max tokens of the texts of one call.
+    num_images: its images, `tokens_per_image` each.
     """
     return ApiUsage(
         calls=calls,
@@ -110,9 +113,10 @@ class Account:
     """Prices, the cap of a run, and the totals of this process by server. Use it in one event loop.
 
     spent: usage of the run before this process; nothing on its further processes, so the totals of
-    all add up to those of the run. unfinished: calls that a kill has cut off; a server may charge
-    for them, and the cap does not know. Totals count answered calls, with the tokens that servers
-    report. is_logging: whether the totals of the run are logged here.
+    all add up to those of the run.
+    unfinished: calls that a kill has cut off; a server may charge for them, and the cap does not
+    know. Totals count answered calls, with the tokens that servers report.
+    is_logging: whether the totals of the run are logged here.
     """
 
     def __init__(
@@ -125,14 +129,14 @@ class Account:
         is_logging: bool = True,
     ) -> None:
         self.cap, self.prices, self._is_logging = cap, dict(prices), is_logging
-        self._totals = {name: ApiUsage() for name in prices} | self._priced(spent)
+        self._totals = {name: ApiUsage() for name in prices} | self._price(spent)
         self._logged = sum_charges(self._totals.values())
         self._call_ended = asyncio.Event()
         if unfinished:
             log.warning(
                 "calls without an answer when the run was killed, at limit: %s; they are asked "
                 "again, and a server may have charged for them",
-                format_totals(self._priced(unfinished)),
+                format_totals(self._price(unfinished)),
             )
 
     @property
@@ -148,7 +152,7 @@ class Account:
 
     def cost(self, totals: Mapping[str, ApiUsage]) -> float:
         """Return the cost of totals by server; what has no price costs nothing."""
-        return sum_charges(self._priced(totals).values()).money or 0.0
+        return sum_charges(self._price(totals).values()).money or 0.0
 
     def fits(self, spent: float, reserved: float, server: str, limit: ApiUsage) -> bool:
         """Return whether a call of at most this usage fits below the cap."""
@@ -158,7 +162,10 @@ class Account:
     def refusal(
         self, spent: Mapping[str, ApiUsage], server: str, limit: ApiUsage
     ) -> BudgetExceeded:
-        """Return the error of a call that does not fit. spent: totals of the run."""
+        """Return the error of a call that does not fit.
+
+        spent: totals of the run.
+        """
         return BudgetExceeded(
             f"money.cap: {self.cost(spent):.4f} of {self.cap} is spent, and the next call may cost "
             f"{self.cost({server: limit}):.4f}. Raise the cap (paid answers stay stored)."
@@ -174,7 +181,7 @@ class Account:
         self._call_ended = asyncio.Event()
         if not self._is_logging or not totals:
             return
-        run_totals = {name: ApiUsage() for name in self.prices} | self._priced(totals)
+        run_totals = {name: ApiUsage() for name in self.prices} | self._price(totals)
         current, logged = sum_charges(run_totals.values()), self._logged
         growth = (current.money or 0.0) - (logged.money or 0.0)
         by_money = self.cap is not None and growth >= _LOG_SHARE * self.cap
@@ -182,7 +189,7 @@ class Account:
             self._logged = current
             log.info("paid servers so far: %s", format_totals(run_totals))
 
-    def _priced(self, totals: Mapping[str, ApiUsage]) -> dict[str, ApiUsage]:
+    def _price(self, totals: Mapping[str, ApiUsage]) -> dict[str, ApiUsage]:
         return {name: priced(usage, self.prices.get(name)) for name, usage in totals.items()}
 
 

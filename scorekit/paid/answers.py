@@ -38,8 +38,12 @@ NO_ANSWER: Final = _NoAnswer.NO_ANSWER
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A user of stores. name: begins its keys in a Redis. setting: config key of the location.
-    password: environment variable of a Redis's password. extra: installs the client of a Redis.
+    """A user of stores.
+
+    name: begins its keys in a Redis.
+    setting: config key of the location.
+    password: environment variable of a Redis's password.
+    extra: installs the client of a Redis.
     repair: command that repairs a damaged file."""
 
     name: str
@@ -52,8 +56,10 @@ class Space:
 class ClaimState(Enum):
     """The outcome of a claim on a key.
 
-    ANSWER: it has an answer. OURS: the caller asks for it. WAIT: another process asks for it, or
-    calls in flight have reserved the money. REFUSED: the call could exceed the cap.
+    ANSWER: it has an answer.
+    OURS: the caller asks for it.
+    WAIT: another process asks for it, or calls in flight have reserved the money.
+    REFUSED: the call could exceed the cap.
     """
 
     ANSWER = 0
@@ -64,7 +70,11 @@ class ClaimState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim. answer: of ANSWER. spent: usage of the run by server, of REFUSED."""
+    """A claim.
+
+    answer: of ANSWER.
+    spent: usage of the run by server, of REFUSED.
+    """
 
     state: ClaimState
     answer: Any = NO_ANSWER
@@ -77,9 +87,9 @@ class Store(ABC):
     With a run, money is counted: an answer is on the disk before a caller gets it. Without one, a
     power cut may lose the last answers, and a damaged page of a file costs only its own answers.
 
-    damaged: number of damaged values that were met. spent: usage of the run before, by server,
-    without its price; nothing on a further process. unfinished: the reserved usage of calls that a
-    kill of the run has cut off.
+    damaged: number of damaged values that were met.
+    spent: usage of the run before, by server, without its price; nothing on a further process.
+    unfinished: the reserved usage of calls that a kill of the run has cut off.
     """
 
     def __init__(self) -> None:

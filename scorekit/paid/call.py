@@ -19,8 +19,10 @@ _PAUSE_S = (0.02, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """The outcome of a call. answer: JSON values. error: raised, without an answer, when the usage
-    is stored."""
+    """The outcome of a call.
+
+    answer: JSON values.
+    error: raised, without an answer, when the usage is stored."""
 
     usage: ApiUsage
     answer: Any = NO_ANSWER
@@ -33,9 +35,9 @@ Pay: TypeAlias = Callable[[Any], Awaitable[Paid]]
 class PaidCalls:
     """Equal calls at the same time are one call. Use it in one event loop.
 
-    slot: limits the calls in flight, by their max usage. deadline_s: max seconds to wait from the
-    start of the call; None: until it ends. A call continues when nobody waits for it any more,
-    because it is paid for.
+    slot: limits the calls in flight, by their max usage.
+    deadline_s: max seconds to wait from the start of the call; None: until it ends. A call
+    continues when nobody waits for it any more, because it is paid for.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class PaidCalls:
     ) -> tuple[Any, ApiUsage]:
         """Return the answer of a key, and what this caller has just paid for it.
 
-        limit: max usage of the call. pay: gets the slot and makes the call. Raises what `pay`
-        raises or returns, BudgetExceeded, UserError, TimeoutError at the deadline.
+        limit: max usage of the call.
+        pay: gets the slot and makes the call.
+        Raises what `pay` raises or returns, BudgetExceeded, UserError, TimeoutError at the
+        deadline.
         """
         is_first = key not in self._calls
         if is_first:  # no await before it is registered, so equal calls see it
@@ -134,12 +138,12 @@ class PaidCalls:
         """End a claim. It also ends if this task is cancelled, and a paid answer is stored."""
         totals: dict[str, ApiUsage] = {}
         try:
-            totals = await _completed(self._store.finish(key, server, usage, answer))
+            totals = await _complete(self._store.finish(key, server, usage, answer))
         finally:
             self._account.end_call(totals)
 
 
-async def _completed(coroutine: Coroutine[Any, Any, T]) -> T:
+async def _complete(coroutine: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, which goes on to its end if this task is cancelled."""
     task = asyncio.ensure_future(coroutine)
     try:

@@ -37,8 +37,12 @@ _MERGES = (
     "SELECT run, server, calls, prompt_tokens, completion_tokens FROM other.charges",
     "INSERT OR IGNORE INTO main.judges SELECT run, model FROM other.judges",
 )
-_TAKEN = "CREATE TABLE IF NOT EXISTS taken (name TEXT PRIMARY KEY)"
-_COUNT = "SELECT count(*) FROM other.sqlite_master WHERE name IN ('answers', 'charges', 'judges')"
+#: The names of the files that the main one has.
+_CREATE_TAKEN = "CREATE TABLE IF NOT EXISTS taken (name TEXT PRIMARY KEY)"
+_TABLES = 3
+_COUNT_TABLES = (
+    "SELECT count(*) FROM other.sqlite_master WHERE name IN ('answers', 'charges', 'judges')"
+)
 
 
 def convert(path: Path, lock: Path) -> None:
@@ -139,15 +143,15 @@ def _merge(db: sqlite3.Connection, file: Path) -> None:
         ((health,),) = db.execute("PRAGMA other.quick_check(1)")
         if health != b"ok":
             raise sqlite3.DatabaseError(f"{file.name} is damaged")
-        ((tables,),) = db.execute(_COUNT)
+        ((num_tables,),) = db.execute(_COUNT_TABLES)
         with db:  # commits, or rolls back after an error
             db.execute("PRAGMA synchronous=FULL")
             db.execute("BEGIN IMMEDIATE")
-            db.execute(_TAKEN)
+            db.execute(_CREATE_TAKEN)
             # A process may have been killed between taking a file over and removing it.
             is_new = db.execute("INSERT OR IGNORE INTO taken VALUES (?)", (file.name,)).rowcount
             # A file without all tables was killed while it was created.
-            for statement in _MERGES if is_new and tables == 3 else ():
+            for statement in _MERGES if is_new and num_tables == _TABLES else ():
                 db.execute(statement)
     finally:
         db.execute("DETACH other")

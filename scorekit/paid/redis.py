@@ -142,7 +142,10 @@ return {false, details, redis.call('HGETALL', KEYS[3])}
 
 
 class RedisStore(Store):
-    """A store in a Redis. claim_s: seconds that a claim lives without being renewed."""
+    """A store in a Redis.
+
+    claim_s: seconds that a claim lives without being renewed.
+    """
 
     def __init__(
         self,
@@ -184,7 +187,7 @@ class RedisStore(Store):
         """Return the answers of those keys that have one. Raises UserError."""
         if not keys:
             return {}
-        values = await self._answered(self._db.mget([self._answer_key(key) for key in keys]))
+        values = await self._answer(self._db.mget([self._answer_key(key) for key in keys]))
         answers: dict[bytes, Any] = {}
         for key, value in zip(keys, values, strict=True):
             answer = NO_ANSWER if value is None else unpack(key, value)
@@ -198,7 +201,7 @@ class RedisStore(Store):
     async def put(self, answers: Mapping[bytes, Any]) -> None:
         """Store answers, all or none of them. Raises UserError."""
         rows = {self._answer_key(key): pack(key, answer) for key, answer in answers.items()}
-        await self._answered(self._db.mset(rows))
+        await self._answer(self._db.mset(rows))
 
     async def begin(self, key: bytes, server: str, limit: ApiUsage, account: Account) -> Claim:
         """Claim a key for a call of at most this usage. Raises UserError."""
@@ -215,7 +218,7 @@ class RedisStore(Store):
         keys += self._keys("charges")
         life = [self._owner, int(self._claim_s * 1000)]
         arguments = [key, *life, server, *tokens, cap, *prices]
-        state, *values = await self._answered(self._begin_script(keys, arguments))
+        state, *values = await self._answer(self._begin_script(keys, arguments))
         outcome = ClaimState[state.decode().upper()]
         if outcome is ClaimState.OURS:
             self._claims.add(key)
@@ -223,7 +226,7 @@ class RedisStore(Store):
             answer = unpack(key, values[0])
             if answer is NO_ANSWER:  # damaged: the next claim finds none
                 self.damaged += 1
-                await self._answered(self._db.delete(self._answer_key(key)))
+                await self._answer(self._db.delete(self._answer_key(key)))
                 return await self.begin(key, server, limit, account)
             return Claim(outcome, answer)
         return Claim(outcome, spent=_usages(values[0]) if values else {})
@@ -238,13 +241,13 @@ class RedisStore(Store):
         used = usage.calls, usage.prompt_tokens, usage.completion_tokens
         value = [] if answer is NO_ANSWER else [pack(key, answer)]
         arguments = [key, self._owner, server, *used, *value]
-        return _usages(await self._answered(self._finish_script(keys, arguments)))
+        return _usages(await self._answer(self._finish_script(keys, arguments)))
 
     async def first_judge(self, model: str) -> str:
         """Return the first judge of the run: `model`, unless another one is stored."""
         (key,) = self._keys("judge")
-        await self._answered(self._db.set(key, model, nx=True))
-        return str((await self._answered(self._db.get(key))).decode())
+        await self._answer(self._db.set(key, model, nx=True))
+        return str((await self._answer(self._db.get(key))).decode())
 
     async def close(self) -> None:
         """End the claims of this process, and close the connections."""
@@ -256,7 +259,7 @@ class RedisStore(Store):
             for key in tuple(self._claims):
                 await self.finish(key, "", ApiUsage())
             if self._run is not None:
-                await self._answered(self._db.zrem(*self._keys("processes"), self._owner))
+                await self._answer(self._db.zrem(*self._keys("processes"), self._owner))
         await self._db.aclose()
 
     def _take_run(self, db: Any) -> None:
@@ -302,10 +305,10 @@ class RedisStore(Store):
             keys = [*self._keys("calls", "processes"), *map(self._claim_key, claims)]
             arguments = [self._owner, int(self._claim_s * 1000), *claims]
             with suppress(UserError):  # the next call says so
-                await self._answered(self._renew_script(keys, arguments))
+                await self._answer(self._renew_script(keys, arguments))
             await wait_for_event(self._closing, self._claim_s / _RENEWALS)
 
-    async def _answered(self, command: Awaitable[Any]) -> Any:
+    async def _answer(self, command: Awaitable[Any]) -> Any:
         try:
             return await command
         except self._error as error:

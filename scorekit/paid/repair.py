@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeAlias
 from scorekit.errors import UserError
 from scorekit.locks import hold_locks, is_locked
 from scorekit.paid.answers import NO_ANSWER, unpack
-from scorekit.paid.sqlite import PAGE, lock_of, opened, sibling_files
+from scorekit.paid.sqlite import PAGE, lock_of, open_database, sibling_files
 
 #: First byte of a page with rows of a table.
 _TABLE_LEAF = b"\x0d"
@@ -47,7 +47,7 @@ def repair_database(path: Path) -> tuple[int, int | None]:
         if any(is_locked(lock) for lock in path.parent.glob(f"{glob.escape(path.name)}.*.lock")):
             raise UserError(f"{path}: a process of a run has it open, so it cannot be repaired")
         if _is_intact(path):
-            with closing(opened(path)) as db:
+            with closing(open_database(path)) as db:
                 return _count(db), None
         fresh = path.with_name(path.name + ".mended")
         for leftover in (fresh, *sibling_files(fresh)):
@@ -81,7 +81,7 @@ def _is_intact(path: Path) -> bool:
     log_file = sibling_files(path)[0]
     if log_file.exists() and log_file.stat().st_size:
         return False  # it may be damaged, and SQLite would silently ignore its end
-    with suppress(sqlite3.Error), closing(opened(path)) as db:
+    with suppress(sqlite3.Error), closing(open_database(path)) as db:
         if db.execute("PRAGMA integrity_check").fetchall() == [(b"ok",)]:
             stored = db.execute("SELECT key, value FROM answers")
             return all(unpack(*row) is not NO_ANSWER for row in stored)
@@ -94,7 +94,7 @@ def _count(db: sqlite3.Connection) -> int:
 
 def _salvage(path: Path, fresh: Path) -> tuple[int, int]:
     """Return (rows written to the new file, unreadable rows of the old file)."""
-    new = opened(fresh)
+    new = open_database(fresh)
     scratch = path.with_name(path.name + ".scratch")
     num_unreadable = 0
     try:

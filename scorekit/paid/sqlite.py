@@ -71,7 +71,7 @@ class SqliteStore(Store):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paid-answers")
         try:
             self._lock(rank)
-            self._db = self._thread.submit(self._opened, rank).result()
+            self._db = self._thread.submit(self._open, rank).result()
             self._file = identity_of(path)
         except (sqlite3.Error, OSError) as error:
             self._end()
@@ -163,7 +163,7 @@ class SqliteStore(Store):
         if self._run is None:
             return
         path, first = (_run_lock(self.path, run_hash(self._run), n) for n in (rank, 0))
-        lock = next(filter(None, (_tried(path) for _ in range(_TRIES))), None)
+        lock = next(filter(None, (_try_once(path) for _ in range(_TRIES))), None)
         live_ranks = self._ranks_alive(path) if not rank else []
         if lock is None or live_ranks:
             if lock is not None:
@@ -186,12 +186,12 @@ class SqliteStore(Store):
         names = self.path.parent.glob(f"{glob.escape(lock.stem)}-*.lock")
         return [path for path in names if is_locked(path)]
 
-    def _opened(self, rank: int) -> sqlite3.Connection:
+    def _open(self, rank: int) -> sqlite3.Connection:
         if self._run is None:
-            db = opened(self.path)
+            db = open_database(self.path)
             with self._transaction(db, is_synced=False):  # a read-only file must fail now
                 return db
-        db = opened(self.path, is_checked=not rank)
+        db = open_database(self.path, is_checked=not rank)
         try:
             with self._transaction(db, is_synced=True):
                 if rank:
@@ -261,12 +261,12 @@ class SqliteStore(Store):
             return Claim(ClaimState.WAIT)
         if account.cap is not None:
             spent = self._spent_now(db)
-            reserved = self._reserved(db, account)
+            reserved = self._reserved_money(db, account)
             if not account.fits(account.cost(spent), reserved, server, limit):
                 self._drop_dead(db)
                 query = "SELECT count(*) FROM claims WHERE run = ?"
                 in_flight = db.execute(query, (self._run,)).fetchone()[0]
-                reserved = self._reserved(db, account)
+                reserved = self._reserved_money(db, account)
                 if not account.fits(account.cost(spent), reserved, server, limit):
                     return Claim(ClaimState.WAIT if in_flight else ClaimState.REFUSED, spent=spent)
         db.execute(
@@ -275,7 +275,7 @@ class SqliteStore(Store):
         )
         return Claim(ClaimState.OURS)
 
-    def _reserved(self, db: sqlite3.Connection, account: Account) -> float:
+    def _reserved_money(self, db: sqlite3.Connection, account: Account) -> float:
         rows = db.execute(
             "SELECT server, count(*), sum(prompt_tokens), sum(completion_tokens) FROM claims "
             "WHERE run = ? GROUP BY server",
@@ -311,7 +311,10 @@ class SqliteStore(Store):
 
     @contextmanager
     def _transaction(self, db: sqlite3.Connection, *, is_synced: bool) -> Iterator[None]:
-        """Run the block in a transaction. is_synced: it is on the disk when the block has ended."""
+        """Run the block in a transaction.
+
+        is_synced: it is on the disk when the block has ended.
+        """
         if hasattr(self, "_file") and identity_of(self.path) != self._file:
             raise UserError(
                 f"{self._space.setting} {self.path}: was deleted or replaced during a run, so new "
@@ -375,7 +378,7 @@ def judge_in_file(path: Path, space: Space, run: str) -> str | None:
     return None if row is None else str(row[0].decode())
 
 
-def opened(path: Path, *, is_checked: bool = False) -> sqlite3.Connection:
+def open_database(path: Path, *, is_checked: bool = False) -> sqlite3.Connection:
     """Open the file; create it if it does not exist. Raises sqlite3.Error.
 
     is_checked: whether damage is an error.
@@ -426,7 +429,7 @@ def _run_lock(path: Path, run: str, rank: int) -> Path:
     return path.with_name(f"{path.name}.{run}{f'-{rank}' if rank else ''}.lock")
 
 
-def _tried(path: Path) -> IO[str] | None:
+def _try_once(path: Path) -> IO[str] | None:
     """Lock a file. Another process may hold it for a moment, to see whether its owner lives."""
     lock = try_lock(path)
     if lock is None:

@@ -19,9 +19,10 @@ from scorekit.paid.sqlite import SqliteStore, judge_in_file, spent_in_file
 def open_store(location: str | Path, space: Space, run: str | None = None, rank: int = 0) -> Store:
     """Open a SQLite file (a path), or a Redis or Valkey (redis://, rediss://, unix://).
 
-    run: name of the run whose money is counted; None: no money is counted. rank: of this process
-    among those of the run; the first one has to open the store before the others. Raises UserError,
-    also if another process of the run has the store open.
+    run: name of the run whose money is counted; None: no money is counted.
+    rank: of this process among those of the run; the first one has to open the store before the
+    others.
+    Raises UserError, also if another process of the run has the store open.
     """
     if "://" in str(location):
         return RedisStore(str(location), space, run, rank)

@@ -29,7 +29,10 @@ class Check:
 
 @dataclass(slots=True)
 class Findings:
-    """All checks, in order. memory: (use, bytes); the last two are the total and the free."""
+    """All checks, in order.
+
+    memory: (use, bytes); the last two are the total and the free.
+    """
 
     checks: list[Check] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)

@@ -90,7 +90,8 @@ def _name_series(axes: Any) -> None:
 def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> Markup | None:
     """Return a chart as SVG, the same bytes for the same data, or None if there is nothing to draw.
 
-    label: of the x axis. fill: draws on matplotlib axes, and returns the number of series.
+    label: of the x axis.
+    fill: draws on matplotlib axes, and returns the number of series.
     Names may be any text: `$` begins no formula, and a name that begins with `_` is in the legend,
     too. Texts stay texts in the SVG, so that the browser's fonts show each language.
     """

@@ -37,8 +37,8 @@ RefusedType = Literal["invalid_input", "overlong"]
 Urls = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
-def _name(value: Any) -> str:
-    """Return the name of a component or gate. Raises ValueError."""
+def _check_name(value: Any) -> str:
+    """Return a name of a component or gate unchanged. Raises ValueError if it is none."""
     if not isinstance(value, str):
         raise ValueError(f"a name is a text, and this is {value!r}. Write it in quotes")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", value):
@@ -49,16 +49,19 @@ def _name(value: Any) -> str:
     return value
 
 
-def _number(value: Any) -> Any:
-    """Raise ValueError for a truth value, which is a number to pydantic: YAML reads `yes` so."""
+def _check_number(value: Any) -> Any:
+    """Return a number unchanged.
+
+    Raises ValueError for a truth value, which is a number to pydantic: YAML reads `yes` so.
+    """
     if isinstance(value, bool):
         raise ValueError("this is true or false. Give a number")
     return value
 
 
-Name = Annotated[str, BeforeValidator(_name)]
+Name = Annotated[str, BeforeValidator(_check_name)]
 #: A larger number could be infinite as float32, in which trainers hold rewards.
-Number = Annotated[float, BeforeValidator(_number), Field(ge=-1e12, le=1e12)]
+Number = Annotated[float, BeforeValidator(_check_number), Field(ge=-1e12, le=1e12)]
 
 
 class ServiceRequest(Config):
@@ -147,7 +150,7 @@ class ComponentConfig(ServiceRequest):
         if len(names) != 1:
             raise ValueError("needs either `service`, `rule` or `scorer`. Give one of them")
         default = type(self).model_construct()
-        for key in self._unused(names[0]):
+        for key in self._unused_names(names[0]):
             if getattr(self, key) != getattr(default, key):
                 raise ValueError(f"`{key}` has no effect beside `{names[0]}`. Remove it")
         if self.rule is not None and self.arguments and ":" not in self.rule:
@@ -164,7 +167,7 @@ class ComponentConfig(ServiceRequest):
             raise ValueError("`variables` are a judge's. Give `task`, too")
         return self._check_group()
 
-    def _unused(self, source: str) -> tuple[str, ...]:
+    def _unused_names(self, source: str) -> tuple[str, ...]:
         """Return the keys that have no effect beside `service`, `scorer` or `rule`."""
         if source == "rule":
             of_requests = [key for key in ServiceRequest.model_fields if key != "arguments"]
@@ -261,7 +264,9 @@ class LengthGate(GateConfig):
 
 
 #: None: a span of this severity is an error.
-SeverityWeight = Annotated[float, BeforeValidator(_number), Field(ge=-MAX_FLOAT32, le=0)] | None
+SeverityWeight = (
+    Annotated[float, BeforeValidator(_check_number), Field(ge=-MAX_FLOAT32, le=0)] | None
+)
 
 
 class SeverityWeights(Config):
@@ -301,7 +306,7 @@ class AllSeverityWeights(SeverityWeights):
         return self
 
 
-TokenWeight = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1e12)]
+TokenWeight = Annotated[float, BeforeValidator(_check_number), Field(ge=0, le=1e12)]
 
 
 class TokenRewardConfig(Config):

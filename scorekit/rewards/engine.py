@@ -66,8 +66,8 @@ _HUNG_REPORT_S = 1.0
 class CompositeReward:
     """Scores samples by a reward definition. Use it in one event loop.
 
-    source: a definition, a mapping, or the path of a YAML file. api_key: of all services; default
-    from SCOREKIT_API_KEY.
+    source: a definition, a mapping, or the path of a YAML file.
+    api_key: of all services; default from SCOREKIT_API_KEY.
 
     Samples of all concurrent calls go to a service in common requests, and components with equal
     requests share one answer.
@@ -155,8 +155,9 @@ class CompositeReward:
 
         wait_s: seconds to wait first until all services are ready; None: nothing waits for that.
         probe: also send one sample to each service with a weight: only an answer shows that a judge
-        has the task, and that a model marks errors. languages: target languages of the samples.
-        Which fields a sample needs says `scorekit.rewards.engine.required_fields`.
+        has the task, and that a model marks errors.
+        languages: target languages of the samples. Which fields a sample needs says
+        `scorekit.rewards.engine.required_fields`.
 
         Raises UserError if a service does not fit the definition or a gate does not know a
         language, ServiceUnreachable if a service does not answer within the deadline, RequestError
@@ -231,8 +232,9 @@ class CompositeReward:
         samples: mappings with `src`, `mt`, and the fields that the definition uses (`ref`,
         `src_lang`, `tgt_lang`, `finish_reason`, a rubric's variables), or SampleForScoring.
         groups: the group of each sample, for rules of groups; the samples of a group must be in one
-        call. deadline_s: seconds, instead of the definition's; then what is missing has failed
-        with `timeout`. Infinite: each request has the definition's.
+        call.
+        deadline_s: seconds, instead of the definition's; then what is missing has failed with
+        `timeout`. Infinite: each request has the definition's.
 
         Failed samples and failed services are results, never exceptions. Raises UserError if
         samples or services do not fit the definition, or if the first samples show that none can
@@ -462,7 +464,10 @@ def _check_scorer(definition: RewardDefinition, names: list[str], described: Any
 def _component(
     config: ComponentConfig, outcome: Result | str, source_outcome: Result | str | None
 ) -> ComponentResult:
-    """Return a component. source_outcome: why its source cannot be scored either, or None."""
+    """Return a component.
+
+    source_outcome: why its source cannot be scored either, or None.
+    """
     if is_refusal(source_outcome):
         return missing_component(config, "bad_source", refusal_of(source_outcome))
     if source_outcome is not None:  # it is not known whether text or source is the cause
@@ -617,7 +622,8 @@ def _unknown_language(definition: RewardDefinition, name: str, language: str) ->
 class FirstSamples:
     """Looks at samples and their results until every required part has worked once.
 
-    definition: of the reward. rules: the gates' by name.
+    definition: of the reward.
+    rules: the gates' by name.
     """
 
     def __init__(self, definition: RewardDefinition, rules: Mapping[str, GateRule]) -> None:

@@ -31,9 +31,10 @@ _MAX_WORDS = 200
 class ComponentResult:
     """One component of one sample.
 
-    raw: value in the service's or the rule's own scale. scaled: offset + scale * raw, before the
-    weight. Both are None unless `status` is ok.
-    message: why it has no value. is_transient: whether a later request may give one.
+    raw: value in the service's or the rule's own scale.
+    scaled: offset + scale * raw, before the weight. Both are None unless `status` is ok.
+    message: why it has no value.
+    is_transient: whether a later request may give one.
     answer: the service's full result, with error spans; None without a service.
     has_token_weight: whether its error spans or omissions reward tokens.
     """

@@ -103,8 +103,8 @@ class LocalRule:
     ) -> list[ComponentResult]:
         """Return the component of each sample. An error of the rule concerns its own samples only.
 
-        groups: indices of the samples of each group; used by rules of groups. results: gets each
-        component by its sample's index as soon as it is known.
+        groups: indices of the samples of each group; used by rules of groups.
+        results: gets each component by its sample's index as soon as it is known.
         """
         parts = groups if self.config.is_group_rule else [[index] for index in range(len(samples))]
         if self.config.batch:
@@ -265,7 +265,9 @@ def rule_result(rule: GateRule, sample: Fields) -> GateResult:
 
 
 def load_gate(key: str, config: LanguageGate | CopyGate | LengthGate) -> GateRule:
-    """Return the function of a gate. key: its config key, for errors.
+    """Return the function of a gate.
+
+    key: its config key, for errors.
 
     Raises UserError if a package or a model is missing.
     """

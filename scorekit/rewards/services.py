@@ -106,7 +106,10 @@ def request_body(
 
 
 def check_request(key: str, request: ServiceRequest, info: Info) -> None:
-    """Raise UserError if a service does not fit a request. key: of the component's config."""
+    """Raise UserError if a service does not fit a request.
+
+    key: of the component's config.
+    """
     url = (request.service or ("",))[0]
     check_model(key, request, info)
     if info.service in _OPTIONS:
@@ -126,7 +129,8 @@ def check_request(key: str, request: ServiceRequest, info: Info) -> None:
 def check_model(key: str, request: ServiceRequest, described: Any) -> None:
     """Raise UserError if a service or a scorer runs another model than a request names.
 
-    described: an Info, or the description of a scorer. key: of the component's config.
+    described: an Info, or the description of a scorer.
+    key: of the component's config.
     """
     target = request.scorer or (request.service or ("",))[0]
     for name in ("model", "tokenizer"):
@@ -143,7 +147,10 @@ def check_model(key: str, request: ServiceRequest, described: Any) -> None:
 
 
 def needs_languages(inputs: Mapping[str, str] | None) -> bool:
-    """Return whether a service requires languages. inputs: of its /v1/info."""
+    """Return whether a service requires languages.
+
+    inputs: of its /v1/info.
+    """
     return any((inputs or {}).get(name) == "required" for name in LANGUAGES)
 
 
@@ -294,8 +301,9 @@ class AnsweringService(Protocol):
 class BatchedService:
     """One service, to which the samples of all callers go in common requests.
 
-    options: of every request. check: raises UserError if the service does not fit; called with its
-    /v1/info until it passes once.
+    options: of every request.
+    check: raises UserError if the service does not fit; called with its /v1/info until it passes
+    once.
 
     shared_s: seconds for a request of several samples with its retries. Then each sample without an
     answer is requested alone, in the time that the client's deadline leaves. None: the samples of a
@@ -494,7 +502,8 @@ class InProcessService:
     with the first samples, and is a daemon, so that it does not delay a Ctrl-C. Its scores are
     cached unless `options` say otherwise, and equal samples of a call are scored once.
 
-    key: of the component's config. check: as of BatchedService, with the scorer's `description`.
+    key: of the component's config.
+    check: as of BatchedService, with the scorer's `description`.
     Raises UserError if the class cannot be loaded, is no scorer or refuses its arguments, or if it
     does not fit.
     """

@@ -39,7 +39,8 @@ def token_rewards(
 ) -> TokenRewards | None:
     """Return the rewards of the tokens of one completion, or None if the sample has no reward.
 
-    result: of the sample, by `CompositeReward.score`. text: the translation that was scored (`mt`).
+    result: of the sample, by `CompositeReward.score`.
+    text: the translation that was scored (`mt`).
     offsets: [T] (start, end) of each token in it, as `spans_to_token_rewards` takes them.
 
     A sample has none, either, if a span is outside its text: the answer is of another one. A
@@ -68,11 +69,11 @@ def token_rewards_of(
 
     answers: by component, at least those with a weight. Else as `token_rewards`.
     """
-    rewards, is_valid = [0.0] * len(offsets), [True] * len(offsets)
+    rewards, all_valid = [0.0] * len(offsets), [True] * len(offsets)
     for name, weight in _weights(config, config.omissions):
         if rewards:
             rewards[-1] += weight * omission_penalty(name, answers[name], config)
-    by_source, covered = [], []
+    penalties_by_source, flags_by_source = [], []  # flags: which tokens the service has read
     for name, weight in _weights(config, config.spans):
         spans = _entries(name, answers[name], "error_spans")
         if any(not 0 <= span.start <= span.end <= len(text) for span in spans):
@@ -87,15 +88,15 @@ def token_rewards_of(
             combine=config.combine,
             use_confidence=config.use_confidence,
         )
-        by_source.append([weight * penalty for penalty in penalties])
-        covered.append(covered_tokens(text, offsets, answers[name].mt_covered))
-    if not by_source:
-        return TokenRewards(rewards, is_valid)
-    for token, penalty in enumerate(combine_sources(by_source, config.sources_combine)):
+        penalties_by_source.append([weight * penalty for penalty in penalties])
+        flags_by_source.append(covered_tokens(text, offsets, answers[name].mt_covered))
+    if not penalties_by_source:
+        return TokenRewards(rewards, all_valid)
+    for token, penalty in enumerate(combine_sources(penalties_by_source, config.sources_combine)):
         rewards[token] += penalty
-    read_by_all = [all(flags) for flags in zip(*covered, strict=True)]
-    valid = read_by_all if config.uncovered == "exclude" else is_valid
-    return TokenRewards(rewards, valid, read_by_all.count(False))
+    is_read = [all(flags) for flags in zip(*flags_by_source, strict=True)]
+    valid = is_read if config.uncovered == "exclude" else all_valid
+    return TokenRewards(rewards, valid, is_read.count(False))
 
 
 def omission_penalty(name: str, answer: Scored, config: TokenRewardConfig) -> float:

@@ -77,7 +77,8 @@ class ParallelFiles:
     ) -> Iterator[Row]:
         """Yield the rows with `id`, `src`, `mt`, `ref` and `system`, without blank ones.
 
-        needed, columns: not used, because these files have no columns. with_bad: as for RowFile.
+        needed, columns: not used, because these files have no columns.
+        with_bad: as for RowFile.
         Raises UserError if the files have different numbers of lines."""
         self.blank_by_system = Counter()
         self._check_lengths()

@@ -81,7 +81,10 @@ class Row(NamedTuple):
 
 
 class MissingColumn(UserError):
-    """The header lacks a column that is needed. names: those that it has."""
+    """The header lacks a column that is needed.
+
+    names: those that it has.
+    """
 
     def __init__(self, message: str, names: Sequence[str]) -> None:
         super().__init__(message)
@@ -91,9 +94,10 @@ class MissingColumn(UserError):
 class RowFile:
     """A file of rows; the top of this module says how it is read.
 
-    blank: blank rows that were skipped since `rows` began. names: its columns; of JSON the names
-    in its first row. unit: what a row's number counts. `-` is stdin, which is copied to a temporary
-    file so that it can be read more than once.
+    blank: blank rows that were skipped since `rows` began.
+    names: its columns; of JSON the names in its first row.
+    unit: what a row's number counts. `-` is stdin, which is copied to a temporary file so that it
+    can be read more than once.
     """
 
     def __init__(
@@ -108,9 +112,10 @@ class RowFile:
     ) -> None:
         """Raise UserError, with `remedy`, if the file's ending names no format.
 
-        format: default by the file's ending; JSON lines for stdin. encoding: a name that Python
-        knows; None: as the module says. content: of the file, if `path` is a name alone. report:
-        gets each warning."""
+        format: default by the file's ending; JSON lines for stdin.
+        encoding: a name that Python knows; None: as the module says.
+        content: of the file, if `path` is a name alone.
+        report: gets each warning."""
         self._spool: Any = None
         self._content = content
         self._report = report
@@ -137,8 +142,8 @@ class RowFile:
         """Return the encoding of the text. Raises UserError."""
         if self._encoding is None:
             try:
-                with self._unzipped() as file:
-                    self._encoding = self._detected(file)
+                with self._unzip() as file:
+                    self._encoding = self._detect(file)
             except (OSError, EOFError, zlib.error, RowError) as error:
                 raise self._as_user_error(0, error) from None
         return self._encoding
@@ -147,7 +152,7 @@ class RowFile:
         """Return a digest of the (unzipped) content. Raises UserError."""
         digest = hashlib.blake2b(digest_size=16)
         try:
-            with self._unzipped() as file:
+            with self._unzip() as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
         except (OSError, EOFError, zlib.error) as error:
@@ -159,9 +164,11 @@ class RowFile:
     ) -> Iterator[Row]:
         """Yield the rows in order, without blank ones.
 
-        needed: columns that a header must have exactly once. columns: those to return; None: all,
-        and no duplicates. with_bad: yield rows that cannot be used, too. Raises UserError that
-        names the first of them otherwise, and for a header without the columns.
+        needed: columns that a header must have exactly once.
+        columns: those to return; None: all, and no duplicates.
+        with_bad: yield rows that cannot be used, too.
+        Raises UserError that names the first of them otherwise, and for a header without the
+        columns.
         """
         self.blank = number = 0
         self.names = []
@@ -277,20 +284,20 @@ class RowFile:
     def _text(self) -> Iterator[BinaryIO]:
         """Open the content as UTF-8."""
         encoding = self.encoding
-        with self._unzipped() as file:
+        with self._unzip() as file:
             if encoding == "utf-8":
                 yield file
                 return
             with tempfile.TemporaryFile() as copy:
                 try:
-                    for text in _decoded(file, encoding):
+                    for text in _decode(file, encoding):
                         copy.write(text.encode())
                 except UnicodeError:
                     raise RowError(0, f"not text in {encoding}. Name its encoding") from None
                 copy.seek(0)
                 yield cast(BinaryIO, copy)
 
-    def _detected(self, file: BinaryIO) -> str:
+    def _detect(self, file: BinaryIO) -> str:
         if self.format == "parquet":
             return "utf-8"
         start = file.read(4)
@@ -308,7 +315,7 @@ class RowFile:
         return "utf-8"
 
     @contextmanager
-    def _unzipped(self) -> Iterator[BinaryIO]:
+    def _unzip(self) -> Iterator[BinaryIO]:
         with self._open_raw() as file:
             is_gzip = file.read(2) == _GZIP
             file.seek(0)
@@ -344,7 +351,7 @@ def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _decoded(file: BinaryIO, encoding: str) -> Iterator[str]:
+def _decode(file: BinaryIO, encoding: str) -> Iterator[str]:
     """Yield the whole text in pieces. Raises UnicodeError."""
     file.seek(0)
     decoder = codecs.getincrementaldecoder(encoding)()
@@ -355,7 +362,7 @@ def _decoded(file: BinaryIO, encoding: str) -> Iterator[str]:
 
 def _is_utf8(file: BinaryIO) -> bool:
     try:
-        return all(True for _ in _decoded(file, "utf-8"))
+        return all(True for _ in _decode(file, "utf-8"))
     except UnicodeError:
         return False
 
@@ -368,7 +375,7 @@ def _is_korean(file: BinaryIO) -> bool:
     """
     common = rare = 0
     try:
-        for text in _decoded(file, "cp949"):
+        for text in _decode(file, "cp949"):
             for character, count in Counter(_LETTER.findall(text)).items():
                 is_common = "가" <= character <= "힣" and _is_in_euc_kr(character)
                 common += count * is_common

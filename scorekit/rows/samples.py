@@ -128,7 +128,9 @@ class Line(NamedTuple):
 class Contents(NamedTuple):
     """Counts of a file, and its digest.
 
-    bad: samples that are none. blank: rows that are skipped. empty: samples without a translation.
+    bad: samples that are none.
+    blank: rows that are skipped.
+    empty: samples without a translation.
     """
 
     samples: int
@@ -142,10 +144,12 @@ BadRows = Literal["refuse", "skip"]
 
 
 class SampleFile:
-    """A file of samples. format, encoding: as for RowFile.
+    """A file of samples.
 
-    source: the file, or what several files of samples share. bad_rows: "skip" makes a row that is
-    no sample a line with a `problem`.
+    format, encoding: as for RowFile.
+
+    source: the file, or what several files of samples share.
+    bad_rows: "skip" makes a row that is no sample a line with a `problem`.
     """
 
     def __init__(

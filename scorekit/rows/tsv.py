@@ -48,8 +48,8 @@ def read_line(file: BinaryIO, number: int) -> bytes:
 class Tsv:
     """A TSV whose cells may be quoted: the top of this file has the rules.
 
-    quoted: number of cells that were unquoted so far. with_quotes: number of others that contain a
-    quote.
+    quoted: number of cells that were unquoted so far.
+    with_quotes: number of others that contain a quote.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -103,7 +103,7 @@ class Tsv:
         while True:
             end = 0
             if text.startswith('"', start):
-                text, end = self._closed(text, start)
+                text, end = self._close(text, start)
             if end:
                 cells.append(text[start + 1 : end - 1].replace('""', '"'))
                 self.quoted += 1
@@ -117,7 +117,7 @@ class Tsv:
                 return cells
             start = end + 1
 
-    def _closed(self, text: str, start: int) -> tuple[str, int]:
+    def _close(self, text: str, start: int) -> tuple[str, int]:
         """Return the text with the lines of the quoted cell at `start`, and the cell's end offset.
 
         The offset is 0 if the cell is not quoted."""

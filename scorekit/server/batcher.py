@@ -81,7 +81,8 @@ class TokenizerLine:
     """Requests that wait for a thread that tokenizes, in one line.
 
     After a piece of a request, its remaining samples go to the end. Of bulk requests one at a time
-    is in the line, so that others wait for one piece of bulk at most. lock: of the batcher.
+    is in the line, so that others wait for one piece of bulk at most.
+    lock: of the batcher.
     """
 
     def __init__(self, lock: threading.Condition, max_samples: int) -> None:
@@ -134,7 +135,10 @@ class TokenizerLine:
 
 
 class BusyWorker:
-    """A worker that has taken a batch (`backend.Worker`). count: changes the busy workers."""
+    """A worker that has taken a batch (`backend.Worker`).
+
+    count: changes the busy workers.
+    """
 
     def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
@@ -210,7 +214,7 @@ class Batcher:
             targets.append(("cut", partial(self._run_encoder, cutter, self._to_cut)))
         targets += [("model", self._run_model)] * (self._workers + spare_workers)
         self._threads = [
-            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            threading.Thread(target=self._guard, args=(target,), name=name, daemon=True)
             for name, target in targets
         ]
         for kind in KINDS:
@@ -232,7 +236,10 @@ class Batcher:
             thread.start()
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Finish the current batches, then end the threads. wait_s: seconds to wait for them."""
+        """Finish the current batches, then end the threads.
+
+        wait_s: seconds to wait for them.
+        """
         self._line.stop()
         self._to_cut.stop()
         with self.changed:
@@ -474,7 +481,7 @@ class Batcher:
 
     # -- the threads ----------------------------------------------------------------------------
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException:  # no request must wait for a thread that has ended

@@ -215,8 +215,8 @@ class BatchTimeModel:
 class ItemEncoder:
     """Tokenizes items, so that only a faulty one fails.
 
-    encode: tokenizes; None in the place of an item to split into windows. stall_after_s: seconds in
-    one call after which it counts as hanging.
+    encode: tokenizes; None in the place of an item to split into windows.
+    stall_after_s: seconds in one call after which it counts as hanging.
 
     Owner: its thread; others ask `timing`.
     """
@@ -244,8 +244,9 @@ class ItemEncoder:
 class ModelRunner:
     """Runs a backend's batches, and says whether it works.
 
-    max_tokens: most padded tokens of a batch, once it is warm. in_items: a batch is counted in
-    samples. failing: the last batch failed, and so did a plain text.
+    max_tokens: most padded tokens of a batch, once it is warm.
+    in_items: a batch is counted in samples.
+    failing: the last batch failed, and so did a plain text.
 
     Owner: the threads of the model; others read `max_tokens` and `failing`.
     """

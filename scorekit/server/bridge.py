@@ -52,9 +52,10 @@ class BridgeMiddleware:
     The application gets a body at once, and as JSON without a repeated name. HEAD is GET whose body
     the server does not send. An exception of the application is a typed 500.
 
-    access: see `Access`. token: returns what a request gives as its key. reads_bodies: False where
-    another program's server has the application, with limits of its own; it unpacks no gzip, so
-    that such a body is refused.
+    access: see `Access`.
+    token: returns what a request gives as its key.
+    reads_bodies: False where another program's server has the application, with limits of its own;
+    it unpacks no gzip, so that such a body is refused.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class BridgeMiddleware:
                 with self._budget.share() as share:
                     body = await _read(headers, receive, share)
                     has_unread_body = False
-                    body = await self._checked(body)
+                    body = await self._check(body)
                     await self.app(scope, _replaying(body, receive), send_on)
             else:
                 has_unread_body = False  # the application decides
@@ -126,7 +127,7 @@ class BridgeMiddleware:
                 raise
             await refuse(send_on, _refusal_of(raised, scope))
 
-    async def _checked(self, body: bytes) -> bytes:
+    async def _check(self, body: bytes) -> bytes:
         """Return a body that is JSON. Raises RequestError."""
         body = without_mark(body)
         if len(body) <= LARGE:
@@ -189,8 +190,10 @@ def bridge_access(
 ) -> Access:
     """Return the rules of a server that has its health at `/health`.
 
-    host: the address that it listens on. allow_host: further names of it, separated by commas.
-    Other arguments: see `Access` and `AllowedHosts`. Raises UserError for a name that is none.
+    host: the address that it listens on.
+    allow_host: further names of it, separated by commas. Other arguments: see `Access` and
+    `AllowedHosts`.
+    Raises UserError for a name that is none.
     """
     try:
         names = host_names(allow_host)

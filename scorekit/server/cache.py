@@ -205,7 +205,10 @@ def _file_in(path_text: str) -> Path:
 def open_tier(
     target: str, *, name: str, max_bytes: int, redis_password: SecretStr | None
 ) -> CacheTier | None:
-    """Return the second tier that `--cache` selects. name: file name of the default SQLite file."""
+    """Return the second tier that `--cache` selects.
+
+    name: file name of the default SQLite file.
+    """
     scheme, _, path_text = target.partition("://")
     match scheme:
         case "memory":

@@ -84,9 +84,12 @@ def token_positions(network: Any) -> int | None:
 class ModelOptions(TypedDict, total=False):
     """Options of every local model.
 
-    revision: of a hub id. device: auto, cpu, cuda, cuda:N. dtype: data type of the weights.
-    threads: CPU threads; None: what this process may use. matmul: auto, torch or onednn, see
-    `scorekit.matmul`; None: what SCOREKIT_MATMUL says, else auto.
+    revision: of a hub id.
+    device: auto, cpu, cuda, cuda:N.
+    dtype: data type of the weights.
+    threads: CPU threads; None: what this process may use.
+    matmul: auto, torch or onednn, see `scorekit.matmul`; None: what SCOREKIT_MATMUL says, else
+    auto.
     """
 
     revision: str | None
@@ -97,7 +100,10 @@ class ModelOptions(TypedDict, total=False):
 
 
 class CheckpointBackend:
-    """A model from a local folder or a hub id, on one device. model: the folder or the id."""
+    """A model from a local folder or a hub id, on one device.
+
+    model: the folder or the id.
+    """
 
     def __init__(self, model: str, **options: Unpack[ModelOptions]) -> None:
         self._model_name = model

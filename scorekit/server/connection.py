@@ -330,9 +330,10 @@ def connection_type(
 ) -> type[Connection]:
     """Return the protocol class for `uvicorn.Config(http=...)`.
 
-    receive_timeout_s: seconds for one request. max_body_bytes: the application's limit; twice that
-    is accepted here, because chunk sizes and trailers are bytes as well. max_connections: open at
-    once; `RESERVE` more are accepted for health checks.
+    receive_timeout_s: seconds for one request.
+    max_body_bytes: the application's limit; twice that is accepted here, because chunk sizes and
+    trailers are bytes as well.
+    max_connections: open at once; `RESERVE` more are accepted for health checks.
     """
     limits = {
         "max_connections": max_connections,
@@ -357,9 +358,10 @@ def server_config(
 ) -> uvicorn.Config:
     """Return the settings of uvicorn for any HTTP server of this project.
 
-    max_connections: None: 8,192, or what the limit of open files allows. ws: "auto" where the
-    application has WebSockets. graceful_s: seconds that answers may take once the server ends.
-    Further arguments: see `connection_type`.
+    max_connections: None: 8,192, or what the limit of open files allows.
+    ws: "auto" where the application has WebSockets.
+    graceful_s: seconds that answers may take once the server ends. Further arguments: see
+    `connection_type`.
     """
     return uvicorn.Config(
         app,
@@ -452,7 +454,9 @@ class Access:
     """Decides which requests a server answers. It raises nothing and logs nothing.
 
     keys: if there are some, a request needs one of them; else pages of other sites are refused, and
-    foreign host names. key_hint: how to send one. is_open: whether a path needs neither.
+    foreign host names.
+    key_hint: how to send one.
+    is_open: whether a path needs neither.
     """
 
     def __init__(
@@ -482,8 +486,8 @@ class Access:
     ) -> RequestError | None:
         """Return why a request is refused, or None.
 
-        token: what it gives as its key. is_page: it asks for the server's own page, which has no
-        data and needs no key.
+        token: what it gives as its key.
+        is_page: it asks for the server's own page, which has no data and needs no key.
         """
         if self.is_open(path):
             return None

@@ -55,9 +55,11 @@ Line = Callable[[int, Answer | None, bool], bytes]
 class ParsedRequest:
     """A parsed request, as the queue and the cache need it.
 
-    items: to answer, each on its own. options: for the backend's `encode`. key: what an outcome
-    depends on besides its item and the model, as JSON. cache: whether to read cached answers and
-    store new ones. timeout_s: None: the service's.
+    items: to answer, each on its own.
+    options: for the backend's `encode`.
+    key: what an outcome depends on besides its item and the model, as JSON.
+    cache: whether to read cached answers and store new ones.
+    timeout_s: None: the service's.
     """
 
     items: Sequence[Any]
@@ -71,15 +73,17 @@ class ParsedRequest:
 class Endpoint(ABC):
     """An endpoint: the form of its requests, and how outcomes are checked, cached and answered.
 
-    path, about: of the route, and its text in the OpenAPI document. name, done_label: what
-    the model does with an item, as a verb and as a participle: `score`, `scored`. field, items: the
-    field of a request with its items, and the plural word for them. streams: whether `path`/stream
-    exists too, with one line per item (`lines`). method: POST, or GET with the request as query
-    string.
+    path, about: of the route, and its text in the OpenAPI document.
+    name, done_label: what the model does with an item, as a verb and as a participle: `score`,
+    `scored`.
+    field, items: the field of a request with its items, and the plural word for them.
+    streams: whether `path`/stream exists too, with one line per item (`lines`).
+    method: POST, or GET with the request as query string.
     compat_endpoints: other forms of the same endpoint, compatible with other servers: their
     `parse_request` returns items and options of this one, their `render_response` gets its bytes.
-    page: the page of scorekit/server/page at `/`; None: none. response_type, info_type: models of
-    its answer and of `GET /v1/info`. cut_texts: names of an item's texts that a model may cut.
+    page: the page of scorekit/server/page at `/`; None: none.
+    response_type, info_type: models of its answer and of `GET /v1/info`.
+    cut_texts: names of an item's texts that a model may cut.
     """
 
     path: ClassVar[str]
@@ -102,8 +106,9 @@ class Endpoint(ABC):
 
     @abstractmethod
     def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
-        """Parse a request. description: what the backend's `load` returned, here and
-        below.
+        """Parse a request.
+
+        description: what the backend's `load` returned, here and below.
 
         Raises UserError if the model does not support an option."""
 
@@ -144,8 +149,10 @@ class Endpoint(ABC):
     def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Yield the body in parts. answers: by item, None if it is late. cached: indexes of cached
-        ones.
+        """Yield the body in parts.
+
+        answers: by item, None if it is late.
+        cached: indexes of cached ones.
 
         Raises RequestError at once, before the first part, if the request as a whole failed."""
 
@@ -158,7 +165,10 @@ class Endpoint(ABC):
 
     @abstractmethod
     def info(self, common: dict[str, Any], description: ModelDescription) -> BaseModel:
-        """Return the answer to `GET /v1/info`. common: its fields that every endpoint has."""
+        """Return the answer to `GET /v1/info`.
+
+        common: its fields that every endpoint has.
+        """
 
 
 #: Approximate bytes of a part of the body.
@@ -168,7 +178,11 @@ _LATE = SampleError("timeout", "not scored in time")
 
 
 def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
-    """Return the result of a sample. name: its id. answer: None if it is late, a `timeout`."""
+    """Return the result of a sample.
+
+    name: its id.
+    answer: None if it is late, a `timeout`.
+    """
     start = b'{"id":' + (b"null" if name is None else to_json(name))
     answer = answer or _LATE
     if isinstance(answer, SampleError):
@@ -179,7 +193,9 @@ def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
 def body_parts(
     ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
 ) -> Iterator[bytes]:
-    """Yield the body of `POST /v1/score` in parts. cached: indexes of cached answers.
+    """Yield the body of `POST /v1/score` in parts.
+
+    cached: indexes of cached answers.
 
     Equal samples share one answer in memory, so the full body may be a hundred times larger.
     """
@@ -190,7 +206,10 @@ def body_parts(
 def results_json(
     ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int]
 ) -> Iterator[bytes]:
-    """Yield the result of each sample. cached: indexes of cached answers."""
+    """Yield the result of each sample.
+
+    cached: indexes of cached answers.
+    """
     for index, (name, answer) in enumerate(zip(ids, answers, strict=True)):
         yield result_json(name, answer, index in cached)
 
@@ -198,7 +217,8 @@ def results_json(
 def list_in_parts(head: bytes, items: Iterable[bytes], end: bytes) -> Iterator[bytes]:
     """Yield a JSON document around a list, in parts of about `PART` bytes.
 
-    head: what is before the first item. end: what is after the last one."""
+    head: what is before the first item.
+    end: what is after the last one."""
     parts, size = [head], 0
     for index, item in enumerate(items):
         parts += [b",", item] if index else [item]

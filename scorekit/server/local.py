@@ -57,8 +57,9 @@ class LocalScorer:
     ) -> RewardOutput:
         """Score samples in order; a failed one has the score None and its error in the metadata.
 
-        samples: `SampleForScoring`, or dicts with its fields. cfg: also as a dict; what it does not
-        set is as the constructor says. Raises UserError for a sample or an option that is wrong.
+        samples: `SampleForScoring`, or dicts with its fields.
+        cfg: also as a dict; what it does not set is as the constructor says.
+        Raises UserError for a sample or an option that is wrong.
         """
         samples, call_cfg = as_samples(samples), as_scoring_config(cfg)
         explicit = {name: getattr(call_cfg, name) for name in call_cfg.model_fields_set}

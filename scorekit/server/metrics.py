@@ -102,7 +102,9 @@ class Metrics:
         total.set_function(lambda: (memory_bytes() or (0, 0, 0))[2])
 
     def begin_at_zero(self, route: str, texts: Iterable[str] = ()) -> None:
-        """Create the series for alerts before their first event. texts: those that may be cut.
+        """Create the series for alerts before their first event.
+
+        texts: those that may be cut.
 
         Prometheus sees no increase in a series that begins with its first failure."""
         for status in ("200", "429", "500", "503", "504"):

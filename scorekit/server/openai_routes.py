@@ -111,7 +111,10 @@ def rerank_request(max_items: int) -> type[BaseModel]:
 def rerank_body(
     request: Any, scores: Sequence[float], tokens: int, model: str, *, descending: bool = True
 ) -> Iterator[bytes]:
-    """Yield the answer. scores: of the documents. Equal ones keep their order."""
+    """Yield the answer.
+
+    scores: of the documents. Equal ones keep their order.
+    """
     sign = -1 if descending else 1
     order = sorted(range(len(scores)), key=lambda index: sign * scores[index])
     results = [
@@ -128,8 +131,8 @@ def good_answers(
     """Return the answers if all are good. Raises the RequestError of a request that has no place
     for the error of an item.
 
-    field: the list in the request whose items they are of. first_field: what the first one is of,
-    if that stands outside the list.
+    field: the list in the request whose items they are of.
+    first_field: what the first one is of, if that stands outside the list.
     """
     errors = {k: a or late for k, a in enumerate(answers) if not isinstance(a, bytes)}
     if errors:

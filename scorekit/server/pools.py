@@ -33,15 +33,20 @@ _AGE_BITS = 40
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A pending request for so many items. started: monotonic seconds.
+    """A pending request for so many items.
 
-    answers: by index, None while a sample is pending. cached: the indexes whose answers came from
-    the cache. pending_count: items that wait for an answer. flights: the samples in flight that it
-    waits for, or has waited for; equal items share one. on_answer: called with the index of each
-    answer that the model gives. done: set when nothing is pending, when the time is up, or when the
-    client has disconnected (then it holds an exception).
-    timeout_s: seconds until the answer is due. tokenise_s, queue_s, model_s: seconds in the
-    tokenizer; until the model took the first sample; of the batches with any of its samples.
+    started: monotonic seconds.
+
+    answers: by index, None while a sample is pending.
+    cached: the indexes whose answers came from the cache.
+    pending_count: items that wait for an answer.
+    flights: the samples in flight that it waits for, or has waited for; equal items share one.
+    on_answer: called with the index of each answer that the model gives.
+    done: set when nothing is pending, when the time is up, or when the client has disconnected
+    (then it holds an exception).
+    timeout_s: seconds until the answer is due.
+    tokenise_s, queue_s, model_s: seconds in the tokenizer; until the model took the first sample;
+    of the batches with any of its samples.
 
     Owner: the event loop; the tokenizer's thread adds to `tokenise_s`, which is read at the end.
     """
@@ -98,7 +103,10 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class PendingItem:
-    """An item of a request that is not cached. size: bytes of its content."""
+    """An item of a request that is not cached.
+
+    size: bytes of its content.
+    """
 
     index: int
     key: bytes
@@ -110,15 +118,19 @@ class PendingItem:
 class InFlightSample:
     """A sample in flight, and the requests that wait for it.
 
-    item: the request's item; None once it is tokenized or dropped. token_cost: its tokens in the
-    queue's limit. size: bytes of its texts. enqueued_at: monotonic seconds when it was created or
-    its priority was raised. pool_owner: the request in whose own pool it waits; None: it waits in
-    the pool of all small requests. is_large: its request fills several batches. should_cache: a
-    request wants the answer cached. waiters: requests, and the indexes in each; a dict, since
-    hundreds may wait, and each may leave. encoded: the tokenized sample. parts: empty before that;
-    the sample itself, or each of its windows, so that other samples can run between those, and
-    windows of several samples can share a batch. pending_parts: windows that have no outcome yet,
-    counted because a long text has thousands.
+    item: the request's item; None once it is tokenized or dropped.
+    token_cost: its tokens in the queue's limit.
+    size: bytes of its texts.
+    enqueued_at: monotonic seconds when it was created or its priority was raised.
+    pool_owner: the request in whose own pool it waits; None: it waits in the pool of all small
+    requests.
+    is_large: its request fills several batches.
+    should_cache: a request wants the answer cached.
+    waiters: requests, and the indexes in each; a dict, since hundreds may wait, and each may leave.
+    encoded: the tokenized sample.
+    parts: empty before that; the sample itself, or each of its windows, so that other samples can
+    run between those, and windows of several samples can share a batch.
+    pending_parts: windows that have no outcome yet, counted because a long text has thousands.
 
     Owner: the event loop; the batcher's lock of `encoded` and `parts`, and of a change of
     `priority`, `pool_owner`, `is_large` or `enqueued_at`. The tokenizer reads `item` once.
@@ -155,7 +167,8 @@ class InFlightSample:
 class QueuedPart:
     """A tokenized sample, or one of its windows.
 
-    pool: where it waits; None: the model has it, or no request waits for it. key: its place there.
+    pool: where it waits; None: the model has it, or no request waits for it.
+    key: its place there.
     outcome: of a window that was scored.
 
     Owner: the batcher's lock; the event loop of `outcome`.
@@ -169,7 +182,10 @@ class QueuedPart:
 
 
 class BatchPool:
-    """Parts that wait together, by age and by length. priority, pool_owner: of its samples."""
+    """Parts that wait together, by age and by length.
+
+    priority, pool_owner: of its samples.
+    """
 
     def __init__(
         self,
@@ -352,7 +368,9 @@ class PoolTurns:
         return min(since, default=None)
 
     def take(self, max_tokens: int, now: float) -> list[QueuedPart]:
-        """Remove and return the next batch; empty if no part waits. now: monotonic seconds.
+        """Remove and return the next batch; empty if no part waits.
+
+        now: monotonic seconds.
 
         max_tokens: most padded tokens of a batch."""
         priorities: tuple[Priority, Priority] = ("interactive", "bulk")

@@ -53,7 +53,7 @@ async def read_body(
     if int(headers.get("content-length", "0")) > max_bytes:
         raise RequestError("too_large", message)
     is_packed = headers.get("content-encoding", "").strip().lower() == "gzip"
-    unpack = _unpacked if is_packed else _as_it_is
+    unpack = _unpack if is_packed else _as_it_is
     body = bytearray()
     async with share.receiving():
         async for part in unpack(chunks):
@@ -69,7 +69,7 @@ async def _as_it_is(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _unpacked(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _unpack(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the bytes of a gzip in parts of at most `_UNPACKED`: a small one may hold gigabytes."""
     unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     try:
@@ -126,7 +126,9 @@ class MemoryBudget:
 
 
 class MemoryReservation:
-    """The bytes reserved for one request. moved: when its sender last completed a stretch of bytes.
+    """The bytes reserved for one request.
+
+    moved: when its sender last completed a stretch of bytes.
 
     Owner: the event loop.
     """
@@ -236,7 +238,7 @@ def read_query(request: Request, shape: RequestSchema) -> Any:
     Raises RequestError if its form is wrong."""
     params = request.query_params
     lists = {name: params.getlist(name) for name in params}
-    return _validated(to_json(lists), shape)
+    return _validate(to_json(lists), shape)
 
 
 def _parse(body: bytes, shape: RequestSchema, max_samples: int) -> BaseModel:
@@ -247,10 +249,10 @@ def _parse(body: bytes, shape: RequestSchema, max_samples: int) -> BaseModel:
     with suppress(ValidationError):
         return shape.request_type.model_validate(value)
     del value
-    return _validated(body, shape)
+    return _validate(body, shape)
 
 
-def _validated(body: bytes, shape: RequestSchema) -> BaseModel:
+def _validate(body: bytes, shape: RequestSchema) -> BaseModel:
     request_type, field = shape.request_type, shape.endpoint.field
     try:
         return request_type.model_validate_json(body)
@@ -313,7 +315,10 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 def _item_errors(
     items: list[Any], request_type: type[BaseModel], field: str, first: int
 ) -> list[ErrorDetails]:
-    """Return errors of the items, in order. first: the index of the first wrong item."""
+    """Return errors of the items, in order.
+
+    first: the index of the first wrong item.
+    """
     (item_type,) = get_args(request_type.model_fields[field].annotation)
     adapter: TypeAdapter[Any] = TypeAdapter(item_type)
     errors: list[ErrorDetails] = []

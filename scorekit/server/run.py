@@ -39,7 +39,9 @@ def main(
     args: list[str] | None = None,
     program: str | None = None,
 ) -> NoReturn:
-    """Run a service until a signal stops it. args, program: see `parse_settings`.
+    """Run a service until a signal stops it.
+
+    args, program: see `parse_settings`.
 
     Exit code 0; 2 after a user's mistake; 1 after another error. Its log decides about none of
     them."""

@@ -51,7 +51,9 @@ from scorekit.text.windows import REVISION
 
 @dataclass(slots=True, kw_only=True)
 class ScoreDescription(ModelDescription):
-    """The description of a backend that scores. inputs: of a translation metric.
+    """The description of a backend that scores.
+
+    inputs: of a translation metric.
 
     tasks: of a judge whose tasks have other score ranges or directions."""
 

@@ -113,8 +113,9 @@ class ScoringService:
         """Answer from the cache and put the other samples in flight. Close the job when done with
         it.
 
-        size: bytes of the request. endpoint: the endpoint of the request; None: the service's own,
-        else one of its `compat_endpoints`.
+        size: bytes of the request.
+        endpoint: the endpoint of the request; None: the service's own, else one of its
+        `compat_endpoints`.
 
         Raises RequestError if the request as a whole is refused.
         """

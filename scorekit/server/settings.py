@@ -176,8 +176,9 @@ def parse_settings(
 ) -> S:
     """Return settings from flags, then environment, then defaults.
 
-    args: None: those of this process. program: the command's name in its help; None: the
-    service's module. Raises UserError for a bad value or an unknown flag."""
+    args: None: those of this process.
+    program: the command's name in its help; None: the service's module.
+    Raises UserError for a bad value or an unknown flag."""
     try:
         return settings_type(
             _cli_parse_args=True if args is None else args,

@@ -244,8 +244,9 @@ _SPACE = "▁"
 class UnigramFile:
     """The contents of a sentencepiece file of the unigram type.
 
-    scores: (piece, logarithm of its probability), in the order of ids. kinds: SentencePiece.Type of
-    each piece. charsmap: the character table of its normalizer; empty: it changes no character.
+    scores: (piece, logarithm of its probability), in the order of ids.
+    kinds: SentencePiece.Type of each piece.
+    charsmap: the character table of its normalizer; empty: it changes no character.
     """
 
     scores: list[tuple[str, float]]
@@ -285,7 +286,8 @@ def t5_tokenizer(
     """Return the tokenizer of T5 and mT5, equal to that of transformers 4.30.2, which MetricX uses.
 
     Text that the file cannot encode becomes the unknown id, even if the file has byte pieces. A
-    space at the end of a text has an id. extra_ids: number of `<extra_id_N>` after the pieces.
+    space at the end of a text has an id.
+    extra_ids: number of `<extra_id_N>` after the pieces.
     special: tokens that are matched literally in a text.
     """
     from tokenizers import processors
@@ -349,7 +351,10 @@ def deberta_tokenizer(model_file: UnigramFile) -> Tokenizer:
 def _unigram(
     vocabulary: list[tuple[str, float]], unk_id: int, steps: list[normalizers.Normalizer]
 ) -> Tokenizer:
-    """Return a tokenizer without special tokens. steps: of its normalizer."""
+    """Return a tokenizer without special tokens.
+
+    steps: of its normalizer.
+    """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id, byte_fallback=False))
@@ -441,7 +446,9 @@ WriteLine = Callable[[int, int, dict[str, int]], None]
 class LengthLog:
     """Counts the inputs that are too long, as they are tokenized. Threads may share it.
 
-    write: writes a line. count: called with the name of each text that was cut. clock: seconds.
+    write: writes a line.
+    count: called with the name of each text that was cut.
+    clock: seconds.
     """
 
     def __init__(

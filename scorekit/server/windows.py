@@ -107,11 +107,9 @@ class _Cutter:
         lengths = [max_tokens + 1 if size is None else size - (overhead or 0) for size in sizes]
         empties = [[not text.strip() for text in self._cut(part)] for part in pairwise(borders)]
         windows = list(pairwise(pack(lengths, empties, max_tokens)))
-        return self._fitted(
-            borders, windows, lambda window: add_context(lengths, *window, max_tokens)
-        )
+        return self._fit(borders, windows, lambda window: add_context(lengths, *window, max_tokens))
 
-    def _fitted(
+    def _fit(
         self,
         borders: list[Boundary],
         windows: list[Window],
@@ -159,7 +157,10 @@ class _Cutter:
     def _encode(
         self, parts: list[Part], options: Any, no_ref: str | None
     ) -> list[Encoded | SampleError]:
-        """Encode parts. no_ref: the reference for the model if that of a part is empty."""
+        """Encode parts.
+
+        no_ref: the reference for the model if that of a part is empty.
+        """
         samples = []
         for part in parts:
             texts = [text.strip() for text in self._cut(part)]
@@ -191,8 +192,10 @@ class _Cutter:
 
 @dataclass(slots=True)
 class WindowRange:
-    """The position of a window in its sample. src, mt: (start, end) of its own text, white space
-    included. src_read, mt_read: start of the text that the model reads, with its context."""
+    """The position of a window in its sample.
+
+    src, mt: (start, end) of its own text, white space included.
+    src_read, mt_read: start of the text that the model reads, with its context."""
 
     src: tuple[int, int]
     mt: tuple[int, int]
@@ -258,7 +261,7 @@ def merge_outcomes(sample: WindowedSample, outcomes: Sequence[Outcome | None]) -
     }
     for name, side in (("error_spans", "mt"), ("omissions", "src")):
         if any(name in outcome for outcome in good):
-            merged[name] = _joined(
+            merged[name] = _join(
                 [outcome.get(name) or [] for outcome in good],
                 [
                     (getattr(position, f"{side}_read"), *getattr(position, side))
@@ -279,14 +282,14 @@ def merge_outcomes(sample: WindowedSample, outcomes: Sequence[Outcome | None]) -
     return merged
 
 
-def _joined(
+def _join(
     spans: Sequence[Sequence[Span]], ranges: Sequence[tuple[int, int, int]], text: str
 ) -> list[Span]:
     """Return the spans of all windows at their position in the text, cut at the window's ends.
 
     Spans in the context are dropped. Two that touch across a border become one with the severity of
-    the first, as the models join labels. ranges: start of the text read; start and end of the
-    window.
+    the first, as the models join labels.
+    ranges: start of the text read; start and end of the window.
     """
     joined: list[Span] = []
     for window_spans, (read, begin, stop) in zip(spans, ranges, strict=True):

@@ -37,7 +37,7 @@ def neutral(text: str) -> str:
     return CLOSES.sub(r" \g<0>", OPENS.sub(r"\g<0> ", text))
 
 
-def restored(src: str, text: str) -> str:
+def restore_marks(src: str, text: str) -> str:
     """Undo `neutral` in a text made from `neutral(src)`, such as its translation.
 
     Only special tokens that the source has are restored."""

@@ -210,7 +210,7 @@ def copied_share(src: str, mt: str, *, run: int = 12) -> float:
     A shorter translation counts completely if the source has it, else not at all. 0 if nothing is
     left to compare.
     """
-    src_chars, mt_chars = _folded(src), _folded(mt)
+    src_chars, mt_chars = _fold(src), _fold(mt)
     if not mt_chars:
         return 0.0
     run = min(run, len(mt_chars))
@@ -224,7 +224,7 @@ def copied_share(src: str, mt: str, *, run: int = 12) -> float:
     return copied / len(mt_chars)
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return "".join(char for char in mask(text).casefold() if char.isalnum())
 
 

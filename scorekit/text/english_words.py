@@ -33,8 +33,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 def english_share(text: str, has_names: bool = False) -> float:
     """Return the share of a text's letters in words that are English rather than another language.
 
-    It is 0 for a text without words, or with a letter that English lacks. has_names: names were
-    left out of the text, so "Lake" and "Professor" count as English."""
+    It is 0 for a text without words, or with a letter that English lacks.
+    has_names: names were left out of the text, so "Lake" and "Professor" count as English."""
     words = _WORD.findall(text.lower())
     if not text.isascii() and not all(map(str.isascii, words)):
         return 0.0

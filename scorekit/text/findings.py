@@ -21,8 +21,9 @@ from scorekit.text.writing_scripts import LETTERS, SCRIPTS, scripts_of
 class Certainty(IntEnum):
     """Says how sure a check is that a translation is wrong.
 
-    POSSIBLE: a judge should look, and without one the translation passes. LIKELY: without a judge
-    it is rejected. CERTAIN: no judge is needed.
+    POSSIBLE: a judge should look, and without one the translation passes.
+    LIKELY: without a judge it is rejected.
+    CERTAIN: no judge is needed.
     """
 
     POSSIBLE = 1

@@ -26,7 +26,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 def log_odds(text: str, language: str) -> float | None:
     """Return the log odds (natural logarithm) that the text is in the language.
 
-    The alternative is any other language in Latin letters, with an equal prior. text: unchanged.
+    The alternative is any other language in Latin letters, with an equal prior.
+    text: unchanged.
 
     None if the text has no letter, or if the table does not have the language.
     """
@@ -40,7 +41,10 @@ def log_odds(text: str, language: str) -> float | None:
 
 
 def has_table(language: str) -> bool:
-    """Return True if the table has the language. language: any of its codes, tags or names."""
+    """Return True if the table has the language.
+
+    language: any of its codes, tags or names.
+    """
     return _column(language) is not None
 
 

@@ -14,7 +14,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from scorekit.text.pattern_rows import add_parts, compiled
+from scorekit.text.pattern_rows import add_parts, compile_patterns
 from scorekit.text.sentences import split_sentences
 
 TABLE = Path(__file__).parent / "meta_text.toml"
@@ -26,7 +26,7 @@ def _read_patterns() -> dict[str, re.Pattern[str]]:
     data = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     parts: dict[str, str] = {}
     add_parts(parts, data["parts"])
-    return compiled(data["patterns"], parts)
+    return compile_patterns(data["patterns"], parts)
 
 
 PATTERNS = _read_patterns()

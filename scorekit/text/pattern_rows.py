@@ -21,7 +21,7 @@ def add_parts(parts: dict[str, str], rows_by_name: Mapping[str, Rows]) -> None:
         parts[name] = pattern_of(rows, parts)
 
 
-def compiled(
+def compile_patterns(
     rows_by_name: Mapping[str, Rows], parts: Mapping[str, str]
 ) -> dict[str, re.Pattern[str]]:
     """Return the patterns by name. Case is ignored."""

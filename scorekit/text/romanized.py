@@ -99,7 +99,7 @@ def _is_korean(name: str, sounds: str) -> bool:
     plain = _NOT_LETTER.sub("", name.lower())
     if (family := _FAMILY.get(plain)) is not None:
         return family in sounds
-    name_sounds = _merged("".join(_CLASSES[spelling] for spelling in _SPELLING.findall(plain)))
+    name_sounds = _merge("".join(_CLASSES[spelling] for spelling in _SPELLING.findall(plain)))
     return len(name_sounds) >= _FEWEST_SOUNDS and name_sounds in sounds
 
 
@@ -111,10 +111,10 @@ def _korean_sounds(text: str) -> str:
             index = ord(char) - 0xAC00
             initial, vowel, final = index // 588, index // 28 % 21, index % 28
             parts += [_INITIALS[initial], _VOWELS[vowel], _FINALS[final]]
-    return _merged("".join(parts).replace("-", ""))
+    return _merge("".join(parts).replace("-", ""))
 
 
-def _merged(sounds: str) -> str:
+def _merge(sounds: str) -> str:
     """Return the sounds with "ng" and "n g" as one, and doubled ones as one."""
     return _TWICE.sub(r"\1", sounds.replace("Nk", "N").replace("nk", "N"))
 

@@ -123,7 +123,10 @@ def after_space(text: str, position: int) -> int:
 
 
 def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
-    """Return True if the match ends a sentence. after: position of the text after the match."""
+    """Return True if the match ends a sentence.
+
+    after: position of the text after the match.
+    """
     mark, following = match.group(), text[after]
     if _is_in_frame(text, mark, after):
         return False

@@ -93,8 +93,9 @@ def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], max_size: int)
     There are as few windows as possible in which a text is empty, then as few windows as possible,
     then windows as equal as possible.
 
-    sizes: of each part; one over `max_size` is a window by itself. empties: for each part, which of
-    its texts are empty. Returns the part indexes where windows begin, and the number of parts.
+    sizes: of each part; one over `max_size` is a window by itself.
+    empties: for each part, which of its texts are empty.
+    Returns the part indexes where windows begin, and the number of parts.
     """
     count = len(sizes)
     columns = zip(*empties, strict=True)
@@ -278,7 +279,8 @@ def _split_unmarked(
 ) -> list[int]:
     """Split a text with unmarked sentence ends (Thai, lower case) into parts of the other's length.
 
-    No bead has one sentence of one text and many of the other. own_sizes, other_sizes: in bytes."""
+    No bead has one sentence of one text and many of the other.
+    own_sizes, other_sizes: in bytes."""
     if not sum(own_sizes) or not sum(other_sizes):
         return starts
     ratio = max(_MIN_RATIO, sum(own_sizes) / sum(other_sizes))
@@ -400,8 +402,9 @@ def _longer(passage: Passage, before: float) -> Passage:
 def _band(a: Sequence[float], b: Sequence[float]) -> list[range]:
     """Return the range of the right that is considered for each count of the left.
 
-    It lies around two diagonals, of the sentence counts and of the lengths. a, b: cumulative
-    lengths from 0. A row reaches to where the next one begins, so that a path exists."""
+    It lies around two diagonals, of the sentence counts and of the lengths.
+    a, b: cumulative lengths from 0. A row reaches to where the next one begins, so that a path
+    exists."""
     n, m = len(a) - 1, len(b) - 1
     margin = min(_BAND + abs(n - m), max(_BAND, _MAX_PAIRS // (2 * n + 2)))
     marks = [(i * m // max(1, n), bisect_left(b, a[i], 0, m)) for i in range(n + 1)]

@@ -100,7 +100,10 @@ class EmbedderInfo(WireAnswer):
 
 @dataclass(slots=True, kw_only=True)
 class EmbedderDescription(ModelDescription):
-    """Describes an embedding model. prompts: text put before each input, by name."""
+    """Describes an embedding model.
+
+    prompts: text put before each input, by name.
+    """
 
     pooling: str
     dimension: int
@@ -109,7 +112,10 @@ class EmbedderDescription(ModelDescription):
 
 
 class EmbedOptions(NamedTuple):
-    """Options of a request. prompt: text put before each input."""
+    """Options of a request.
+
+    prompt: text put before each input.
+    """
 
     truncate: bool
     prompt: str

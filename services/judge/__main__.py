@@ -35,7 +35,10 @@ def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:
 
 
 def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
-    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    """Serve until a signal stops it.
+
+    args, program: see `parse_settings`.
+    """
     with clean_exit(stdout="log"):
         main(JudgeSettings, make_backend, args, program)
 

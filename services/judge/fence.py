@@ -55,17 +55,20 @@ _SAVED: dict[str, dict[str, Any]] = {
 
 
 def code_of(key: bytes, texts: Mapping[str, str]) -> str:
-    """Return the code of the marks around these texts: 32 hex digits. key: at most 64 bytes."""
+    """Return the code of the marks around these texts: 32 hex digits.
+
+    key: at most 64 bytes.
+    """
     content = to_json(sorted(texts.items()))
     return hashlib.blake2b(content, key=key, digest_size=16).hexdigest()
 
 
-def fenced(name: str, text: str, code: str) -> str:
+def fence_text(name: str, text: str, code: str) -> str:
     """Return the text between its marks, on separate lines."""
-    return f"⟦{name} {code}⟧\n{defused(text)}\n⟦/{name} {code}⟧"
+    return f"⟦{name} {code}⟧\n{defuse(text)}\n⟦/{name} {code}⟧"
 
 
-def defused(text: str) -> str:
+def defuse(text: str) -> str:
     """Return the text with plain brackets for ⟦ ⟧, and a space inside chat template marks."""
     return neutral(text.translate(_BRACKETS))
 
@@ -86,10 +89,10 @@ def _part(field: str, image: str) -> dict[str, Any]:
         data = b64decode(image, validate=True)
     except (binascii.Error, ValueError):
         raise SampleError("invalid_input", f"{field}: not base64") from None
-    return image_part(*_checked(field, data))
+    return image_part(*_check_image(field, data))
 
 
-def _checked(field: str, data: bytes) -> tuple[bytes, str]:
+def _check_image(field: str, data: bytes) -> tuple[bytes, str]:
     """Return the file for the model and its media type. Most are not decoded."""
     try:
         with Image.open(io.BytesIO(data), formats=tuple(MEDIA_TYPES)) as image:

@@ -176,7 +176,10 @@ async def ask(
     spending: Spending,
     slot: VoteSlot | None = None,
 ) -> Any:
-    """Return the parsed answer of the LLM. spending: counts each answer. slot: given up in pauses.
+    """Return the parsed answer of the LLM.
+
+    spending: counts each answer.
+    slot: given up in pauses.
 
     Raises SampleError, which callers see. It contains neither the upstream's address nor its
     answer; both are in the log, under the id that the message names."""

@@ -96,12 +96,12 @@ class _Judge:
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
             try:
-                encoded.append(self._encoded(sample, options))
+                encoded.append(self._encode(sample, options))
             except SampleError as error:
                 encoded.append(error)
         return encoded
 
-    def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
+    def _encode(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         raise NotImplementedError
 
     def _texts(self, sample: JudgeSample) -> tuple[JudgeTask, dict[str, str]]:
@@ -156,7 +156,7 @@ class RulesBackend(_Judge):
             versions=_SCOREKIT_VERSION | installed_versions("py3langid"),
         )
 
-    def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
+    def _encode(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if options.model not in (None, "rules"):
             raise SampleError(
                 "invalid_input",
@@ -240,7 +240,7 @@ class OpenAIBackend(_Judge):
             },
         )
 
-    def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
+    def _encode(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if isinstance(sample, Probe):
             return Encoded(1, {}, None)
         task, texts = self._texts(sample)

@@ -26,8 +26,8 @@ from scorekit.llm import LLMError, Message
 from scorekit.schemas import ScoreRange, TaskInfo
 from scorekit.text.chat_marks import CLOSES, OPENS
 from services.judge import quote_matching
-from services.judge.fence import END, RULE, code_of, fenced
-from services.judge.quote_matching import QuotedText, Reason, TextRange, folded, locate_quote
+from services.judge.fence import END, RULE, code_of, fence_text
+from services.judge.quote_matching import QuotedText, Reason, TextRange, fold, locate_quote
 from services.judge.rubrics import named_language
 
 _FOLDER = Path(__file__).parent
@@ -203,7 +203,7 @@ class MqmTask:
         parts["mt"] = f"Translation into {texts['tgt_lang']}"
         # The parts that samples share come first, for the servers' prefix caches.
         system.append(RULE.format(code=code))
-        user = [f"{title}:\n{fenced(name, texts[name], code)}" for name, title in parts.items()]
+        user = [f"{title}:\n{fence_text(name, texts[name], code)}" for name, title in parts.items()]
         user.append(f"{END}{retry_note}")
         return [
             {"role": "system", "content": "\n\n".join(filter(None, system))},
@@ -216,7 +216,7 @@ class MqmTask:
         A repeated error counts once, with the worse severity. Raises LLMError for an error with a
         blank quote: its text is unknown, but it would still cost points."""
         for number, error in enumerate(answer["errors"]):
-            if not any(map(folded, error["quote"])):
+            if not any(map(fold, error["quote"])):
                 raise LLMError("malformed", f"errors[{number}].quote: blank", retryable=True)
         quoted_texts = {field: QuotedText(texts[field]) for field in ("src", "mt")}
         errors: dict[tuple[Any, ...], FoundError] = {}
@@ -224,7 +224,7 @@ class MqmTask:
             position = (
                 error.location
                 if isinstance(error.location, TextRange)
-                else folded(error.quote) or error.quote
+                else fold(error.quote) or error.quote
             )
             key = (error.field, position, error.category)
             if key not in errors or rank(error) > rank(errors[key]):
@@ -326,7 +326,7 @@ def merge_votes(answers: Answers, src: str, mt: str) -> dict[str, Any]:
     The score is the sum over the merged errors.
     """
     spans, omissions = _spans(answers, "mt"), _spans(answers, "src")
-    unplaced = _unplaced(answers)
+    unplaced = _errors_without_location(answers)
     scored: Iterable[Any] = answers[0]
     if len(answers) > 1:
         scored = [*spans, *omissions, *unplaced]
@@ -432,20 +432,22 @@ def rank(error: Any) -> int:
     return _RANKS.index(error.severity)
 
 
-def _unplaced(answers: Answers) -> list[FoundError]:
+def _errors_without_location(answers: Answers) -> list[FoundError]:
+    """Return those of the only answer, or those that more than half of the answers quote."""
     unplaced_by_answer = [
-        [e for e in errors if not isinstance(e.location, TextRange)] for errors in answers
+        [error for error in errors if not isinstance(error.location, TextRange)]
+        for errors in answers
     ]
     if len(answers) == 1:
         return unplaced_by_answer[0]
     by_quote: dict[tuple[str, str], dict[int, FoundError]] = defaultdict(dict)
-    for answer, errors in enumerate(unplaced_by_answer):
+    for answer_index, errors in enumerate(unplaced_by_answer):
         for error in sorted(errors, key=rank):  # the worst one overwrites the others
-            by_quote[error.field, folded(error.quote)][answer] = error
+            by_quote[error.field, fold(error.quote)][answer_index] = error
     merged_errors = []
     for error_by_answer in by_quote.values():
         if 2 * len(error_by_answer) > len(answers):
-            errors = [error_by_answer[answer] for answer in sorted(error_by_answer)]
+            errors = [error_by_answer[index] for index in sorted(error_by_answer)]
             severity, category = _merged_labels(errors)
             merged_errors.append(errors[0]._replace(severity=severity, category=category))
     return merged_errors

@@ -94,9 +94,9 @@ class QuotedText:
             yield TextRange(start, start + len(quote))
 
     def tolerant(self, quote: str) -> Iterator[TextRange]:
-        """Yield the positions of a quote after `folded` on both sides."""
+        """Yield the positions of a quote after `fold` on both sides."""
         text, first, starts, ends = self._folded
-        query = folded(quote)
+        query = fold(quote)
         for index in _occurrences(text, query, first):
             yield TextRange(starts[index], ends[index + len(query) - 1])
 
@@ -132,7 +132,7 @@ def locate_quote(text: QuotedText, quote: str, context: str) -> TextRange | Reas
     )
 
 
-def folded(quote: str) -> str:
+def fold(quote: str) -> str:
     """Return the form of a quote for tolerant comparison.
 
     It has no white space, invisible characters or case; letters are decomposed; quotation marks,

@@ -21,7 +21,7 @@ from scorekit.languages import find_language, language_name
 from scorekit.llm import LLMError, Message, text_part
 from scorekit.schemas import MAX_JUDGED_IMAGES, ScoreRange, TaskInfo
 from scorekit.text.chat_marks import CLOSES, OPENS
-from services.judge.fence import END, IMAGES, RULE, code_of, fenced, image_parts
+from services.judge.fence import END, IMAGES, RULE, code_of, fence_text, image_parts
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: The task without a rubric: services/judge/mqm.py.
@@ -121,7 +121,7 @@ class Rubric(Config):
         retry_note: text added at the end when the LLM is asked again."""
         code = code_of(bytes.fromhex(self.digest), texts)
         values = {
-            name: fenced(name, value, code) if self.variables[name] == "text" else value
+            name: fence_text(name, value, code) if self.variables[name] == "text" else value
             for name, value in texts.items()
         }
         rule = RULE.format(code=code) + (f" {IMAGES}" if images else "")
@@ -192,7 +192,7 @@ class Rubric(Config):
             raise ValueError(f"user: {unknown[0]!r} is not one of the variables")
         code = code_of(bytes.fromhex(self.digest), texts)
         for name, kind in self.variables.items():
-            expected = fenced(name, texts[name], code) if kind == "text" else texts[name]
+            expected = fence_text(name, texts[name], code) if kind == "text" else texts[name]
             if expected not in content:
                 raise ValueError(f"user: the template must contain {{{{ {name} }}}} unchanged")
 

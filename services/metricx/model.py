@@ -60,7 +60,8 @@ def format_input(sample: TranslationSample) -> str:
 class MetricXBackend(CheckpointBackend):
     """MetricX from a local folder or a hub id.
 
-    model, tokenizer: local folder or hub id. options: of them dtype is float32 or bfloat16.
+    model, tokenizer: local folder or hub id.
+    options: of them dtype is float32 or bfloat16.
     """
 
     service = "metricx"
@@ -174,8 +175,9 @@ class MetricXQEScorer(LocalScorer):
 
     As in the service, a sample with a reference is scored with it, else without (QE).
     device, dtype, threads, matmul: see `ModelOptions`.
-    max_batch_tokens: see `LocalScorer`. batch_size, max_input_length: where the `cfg` of
-    `score_batch` does not set them. Raises UserError as the backend does.
+    max_batch_tokens: see `LocalScorer`.
+    batch_size, max_input_length: where the `cfg` of `score_batch` does not set them.
+    Raises UserError as the backend does.
     """
 
     def __init__(
@@ -255,8 +257,9 @@ def load_tokenizer(folder: Path, name: str) -> Tokenizer:
     """Return the tokenizer of a folder, from `spiece.model` or else `tokenizer.json`.
 
     A tokenizer.json next to spiece.model is not used, because each version of transformers writes
-    different rules into it. name: the user's name of the folder. Raises UserError if the files are
-    invalid, or if the two files have different pieces.
+    different rules into it.
+    name: the user's name of the folder.
+    Raises UserError if the files are invalid, or if the two files have different pieces.
     """
     try:
         return _read_tokenizer(folder)

@@ -27,9 +27,9 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 class MT5ForRegression(MT5PreTrainedModel):
     """mT5's encoder, one decoder step from id 0, and one logit.
 
-    Only the score's row [D] of the output matrix [V, D] is kept. tied: True if that matrix is the
-    embedding matrix, from `tie_word_embeddings` in config.json. transformers 5 replaces that value
-    by true, so it is read from the file.
+    Only the score's row [D] of the output matrix [V, D] is kept.
+    tied: True if that matrix is the embedding matrix, from `tie_word_embeddings` in config.json.
+    transformers 5 replaces that value by true, so it is read from the file.
     """
 
     def __init__(self, config: MT5Config, tied: bool = False) -> None:

@@ -49,7 +49,10 @@ def make_backend(settings: RetrieverSettings) -> RetrieverBackend:
 
 
 def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
-    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    """Serve until a signal stops it.
+
+    args, program: see `parse_settings`.
+    """
     with clean_exit(stdout="log"):
         main(RetrieverSettings, make_backend, args, program)
 

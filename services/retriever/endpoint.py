@@ -106,7 +106,10 @@ class SearchOptions(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class RetrieverDescription(ModelDescription):
-    """Describes a loaded index. numbers: page id -> index of the page."""
+    """Describes a loaded index.
+
+    numbers: page id -> index of the page.
+    """
 
     index: IndexInfo
     textless: int
@@ -323,7 +326,10 @@ class RetrieveResponse(WireAnswer):
 
 
 class SearchR1Endpoint(SearchEndpoint):
-    """The endpoint `POST /retrieve`. text_of: returns a page's text by its id."""
+    """The endpoint `POST /retrieve`.
+
+    text_of: returns a page's text by its id.
+    """
 
     path = "/retrieve"
     about = "Find pages, as Search-R1 asks for them. A query that fails fails the request."

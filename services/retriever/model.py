@@ -38,8 +38,8 @@ class _EncodedQuery(NamedTuple):
 class RetrieverBackend:
     """An index, searched by one backend or by several.
 
-    backend: its name; None: the index's only one, or `hybrid` if it has several. servers: addresses
-    of the models that embed queries.
+    backend: its name; None: the index's only one, or `hybrid` if it has several.
+    servers: addresses of the models that embed queries.
     """
 
     service = "retriever"

@@ -56,7 +56,10 @@ class PageRoutes:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     def open(self, pages: Sequence[PageRecord], revision: str) -> None:
-        """Set the pages to serve. revision: the index's, sent with every response."""
+        """Set the pages to serve.
+
+        revision: the index's, sent with every response.
+        """
         self._headers = {REVISION_HEADER: revision}
         self._pages = {page.page_id: page for page in pages}
 
@@ -130,11 +133,12 @@ def _image_request(request: Request, page: PageRecord) -> ImageRequest:
     if max_pixels is not None and not re.fullmatch(r"[1-9][0-9]{0,9}", max_pixels):
         raise _invalid_request("max_pixels: a whole number from 1 on")
     return ImageRequest(
-        _crop(parameters.get("crop"), page), int(max_pixels) if max_pixels else None, kind
+        _parse_crop(parameters.get("crop"), page), int(max_pixels) if max_pixels else None, kind
     )
 
 
-def _crop(text: str | None, page: PageRecord) -> tuple[int, int, int, int] | None:
+def _parse_crop(text: str | None, page: PageRecord) -> tuple[int, int, int, int] | None:
+    """Return x1, y1, x2, y2. Raises RequestError if they are no part of the page's picture."""
     if text is None:
         return None
     numbers = _CROP.fullmatch(text)

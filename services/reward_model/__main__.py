@@ -47,7 +47,10 @@ def make_backend(settings: RewardModelSettings) -> RewardModelBackend | Upstream
 
 
 def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
-    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    """Serve until a signal stops it.
+
+    args, program: see `parse_settings`.
+    """
     with clean_exit(stdout="log"):
         main(RewardModelSettings, make_backend, args, program)
 

@@ -49,7 +49,9 @@ _OF_PROMPT = ("ref", "src_lang", "tgt_lang")
 
 @dataclass(slots=True, kw_only=True)
 class RewardDescription(ScoreDescription):
-    """Describes a reward model. weights: of its labels in the score, in the model's order.
+    """Describes a reward model.
+
+    weights: of its labels in the score, in the model's order.
 
     prompt: what `src` and `mt` are put into."""
 

@@ -26,7 +26,8 @@ _NO_PAIRS = "pair: this model reads one text, and has no mark between two; send 
 class ModelInput:
     """The ids that a model reads, with the type of each where the model has types.
 
-    tokens: number of ids before they were cut. truncated, mt_covered: as in an answer."""
+    tokens: number of ids before they were cut.
+    truncated, mt_covered: as in an answer."""
 
     ids: list[int]
     type_ids: list[int] | None
@@ -45,7 +46,10 @@ class _Segment:
 
 
 class InputMaker:
-    """Makes the inputs of one model. tokenizer: of transformers. template: instead of its own.
+    """Makes the inputs of one model.
+
+    tokenizer: of transformers.
+    template: instead of its own.
 
     max_length: most ids. Raises UserError if the tokenizer is not one that can be used here.
     """
@@ -204,7 +208,10 @@ def _covered(part: TokenizedText, count: int) -> int:
 
 
 def _coverage(form: Form, texts: list[str], read: list[int]) -> tuple[dict[str, bool], int]:
-    """Return `truncated` and `mt_covered`. read: characters of each text that the model reads."""
+    """Return `truncated` and `mt_covered`.
+
+    read: characters of each text that the model reads.
+    """
     if all(count == len(text) for count, text in zip(read, texts, strict=True)):
         return {"src": False, "mt": False, "ref": False}, len(form.last)
     start = texts[-1].rfind(form.last)

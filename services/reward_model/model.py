@@ -140,7 +140,7 @@ class RewardModelBackend(CheckpointBackend):
         inputs = iter(self._inputs.make(good, may_cut=options.overlong == "truncate"))
         results = [form if isinstance(form, SampleError) else next(inputs) for form in forms]
         return [
-            result if isinstance(result, SampleError) else self._encoded(result)
+            result if isinstance(result, SampleError) else self._encode(result)
             for result in results
         ]
 
@@ -160,7 +160,7 @@ class RewardModelBackend(CheckpointBackend):
         turns = [ChatMessage(role="user", content=text)]
         return RewardSample(messages=[*turns, ChatMessage(role="assistant", content="word")])
 
-    def _encoded(self, model_input: ModelInput) -> Encoded | SampleError:
+    def _encode(self, model_input: ModelInput) -> Encoded | SampleError:
         if max(model_input.ids) >= self._rows:  # it would end the process on a GPU
             message = (
                 f"it has the id {max(model_input.ids)}, and the weights have {self._rows} rows"

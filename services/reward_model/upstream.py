@@ -21,7 +21,7 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.errors import SampleError, UserError
-from scorekit.llm.errors import CAUSES, LLMError, explained, sample_error
+from scorekit.llm.errors import CAUSES, LLMError, explain, sample_error
 from scorekit.llm.http import ChatServer
 from scorekit.llm.limits import RetryPolicy
 from scorekit.net.loops import gather_or_cancel
@@ -60,8 +60,10 @@ class _OtherModel(UserError):
 class Route:
     """A route of an upstream server.
 
-    path: below the server's URL. body: of a form and a model's name. read: returns outputs in the
-    order of the labels, from a parsed answer and the labels' names. takes: forms of samples."""
+    path: below the server's URL.
+    body: of a form and a model's name.
+    read: returns outputs in the order of the labels, from a parsed answer and the labels' names.
+    takes: forms of samples."""
 
     path: str
     body: Callable[[Form, str], dict[str, Any]]
@@ -69,7 +71,7 @@ class Route:
     takes: frozenset[str]
 
 
-def _classified(form: Form, model: str) -> dict[str, Any]:
+def _classify(form: Form, model: str) -> dict[str, Any]:
     body: dict[str, Any] = {"model": model, "use_activation": False}
     if form.messages is None:
         return body | {"input": form.text}
@@ -78,15 +80,15 @@ def _classified(form: Form, model: str) -> dict[str, Any]:
     return body | chat | {"add_special_tokens": False}
 
 
-def _pooled(form: Form, model: str) -> dict[str, Any]:
-    return _classified(form, model) | {"task": "classify", "encoding_format": "float"}
+def _pool(form: Form, model: str) -> dict[str, Any]:
+    return _classify(form, model) | {"task": "classify", "encoding_format": "float"}
 
 
-def _scored(form: Form, model: str) -> dict[str, Any]:
+def _score(form: Form, model: str) -> dict[str, Any]:
     return {"model": model, "use_activation": False, "text_1": form.text, "text_2": form.pair}
 
 
-def _predicted(form: Form, model: str) -> dict[str, Any]:
+def _predict(form: Form, model: str) -> dict[str, Any]:
     inputs: Any = form.text if form.pair is None else [[form.text, form.pair]]
     return {"inputs": inputs, "raw_scores": True, "truncate": False}
 
@@ -130,18 +132,20 @@ def _read_predicted(answer: Any, labels: Sequence[str]) -> list[float]:
 
 #: `--upstream-api` -> how that server is asked.
 ROUTES: dict[str, Route] = {
-    "classify": Route("/classify", _classified, _read_classified, frozenset({"messages", "text"})),
-    "pooling": Route("/pooling", _pooled, _read_pooled, frozenset({"messages", "text"})),
-    "score": Route("/score", _scored, _read_scored, frozenset({"pair"})),
-    "predict": Route("/predict", _predicted, _read_predicted, frozenset({"text", "pair"})),
+    "classify": Route("/classify", _classify, _read_classified, frozenset({"messages", "text"})),
+    "pooling": Route("/pooling", _pool, _read_pooled, frozenset({"messages", "text"})),
+    "score": Route("/score", _score, _read_scored, frozenset({"pair"})),
+    "predict": Route("/predict", _predict, _read_predicted, frozenset({"text", "pair"})),
 }
 
 
 class UpstreamBackend:
     """A reward model at another server, asked for up to `workers` samples at once.
 
-    model: its name there. weights: of its labels, in its order. route: a name of ROUTES. prompt:
-    what `src` and `mt` are put into. The calls run in an event loop in a separate thread.
+    model: its name there.
+    weights: of its labels, in its order.
+    route: a name of ROUTES.
+    prompt: what `src` and `mt` are put into. The calls run in an event loop in a separate thread.
     """
 
     service = "reward_model"
@@ -203,7 +207,7 @@ class UpstreamBackend:
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
             try:
-                encoded.append(self._encoded(sample, options))
+                encoded.append(self._encode(sample, options))
             except SampleError as error:
                 encoded.append(error)
         return encoded
@@ -221,7 +225,7 @@ class UpstreamBackend:
         """Return None: the weights are elsewhere."""
         return None
 
-    def _encoded(self, sample: RewardSample, options: RewardOptions) -> Encoded:
+    def _encode(self, sample: RewardSample, options: RewardOptions) -> Encoded:
         if isinstance(sample, UpstreamProbe):
             return Encoded(1, {}, None)
         form = self._prompt.form_of(sample)
@@ -300,7 +304,7 @@ class UpstreamBackend:
             request_id=name,
         )
         if not reply.is_ok:
-            raise explained(
+            raise explain(
                 reply.status,
                 reply.headers,
                 reply.body,

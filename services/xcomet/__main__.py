@@ -20,7 +20,10 @@ make_backend = XCometBackend.from_settings
 
 
 def run(args: list[str] | None = None, program: str | None = None) -> NoReturn:
-    """Serve until a signal stops it. args, program: see `parse_settings`."""
+    """Serve until a signal stops it.
+
+    args, program: see `parse_settings`.
+    """
     with clean_exit(stdout="log"):
         main(XCometSettings, make_backend, args, program)
 

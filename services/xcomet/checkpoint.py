@@ -35,9 +35,13 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w-]+")
 class Checkpoint:
     """A checkpoint that passed the checks.
 
-    kind: one of `CLASSES`. name: hub id or folder name. revision: hub commit, None for local files.
-    encoder_model: of `ENCODERS`. encoder: local folder or hub id of its config and tokenizer.
-    layer_transformation: softmax or sparsemax. keys: names of the stored weights.
+    kind: one of `CLASSES`.
+    name: hub id or folder name.
+    revision: hub commit, None for local files.
+    encoder_model: of `ENCODERS`.
+    encoder: local folder or hub id of its config and tokenizer.
+    layer_transformation: softmax or sparsemax.
+    keys: names of the stored weights.
     """
 
     kind: str

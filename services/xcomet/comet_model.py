@@ -82,7 +82,10 @@ class CometBase(ABC):
 def input_fields(
     tokenized: dict[str, TokenizedText], is_cut: Sequence[bool], tokens: int
 ) -> dict[str, Any]:
-    """Return a result's input fields. is_cut: for each text, True if its end was not read."""
+    """Return a result's input fields.
+
+    is_cut: for each text, True if its end was not read.
+    """
     truncated = dict.fromkeys(("mt", "src", "ref"), False)
     return {
         "tokens": tokens,
@@ -165,8 +168,9 @@ class LayerCapture(_Taps):
 class PooledTaps(_Taps):
     """Sums the mix of all layers at every position, and pools it over a row.
 
-    mix: share of each layer, [N+1]. pool: as in unbabel-comet's `compute_sentence_embedding`: avg,
-    max, cls, or default (the first position of the last layer).
+    mix: share of each layer, [N+1].
+    pool: as in unbabel-comet's `compute_sentence_embedding`: avg, max, cls, or default (the first
+    position of the last layer).
     """
 
     def __init__(self, model: nn.Module, mix: torch.Tensor, *, pool: str, layer_norm: bool) -> None:
@@ -178,7 +182,10 @@ class PooledTaps(_Taps):
         self._sum: torch.Tensor | None = None
 
     def run(self, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> torch.Tensor:
-        """Return embeddings [R, H] in float32 of ids, mask [R, L]; pad: the padding's id."""
+        """Return embeddings [R, H] in float32 of ids, mask [R, L];
+
+        pad: the padding's id.
+        """
         self._sum = None
         self._encode(ids, mask)
         mixed, self._sum = self._sum, None

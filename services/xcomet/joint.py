@@ -281,7 +281,8 @@ def upstream_spans(
     """Return the spans as upstream's `predict` does.
 
     labels, confidence: [n], one for each position with its `<s>` first and its `</s>` last.
-    offsets: [n, 2], (0, 0) for `<s>` and `</s>`. severities: of each label.
+    offsets: [n, 2], (0, 0) for `<s>` and `</s>`.
+    severities: of each label.
     """
     return [
         RawSpan(

@@ -29,10 +29,11 @@ from services.xcomet.upstream import check_installed
 class XCometBackend(CheckpointBackend):
     """A checkpoint of the COMET family (XCOMET-XL, COMET-22, CometKiwi, ...) that scores batches.
 
-    model: hub id, folder, or `.ckpt`. encoder: folder or hub id of the encoder's config and
-    tokenizer, instead of the stored one. implementation: own, or unbabel-comet to use its networks
-    (in an environment that has it). options: of them dtype (float32, bfloat16 or float16) is that
-    of the encoder; the heads stay in float32.
+    model: hub id, folder, or `.ckpt`.
+    encoder: folder or hub id of the encoder's config and tokenizer, instead of the stored one.
+    implementation: own, or unbabel-comet to use its networks (in an environment that has it).
+    options: of them dtype (float32, bfloat16 or float16) is that of the encoder; the heads stay in
+    float32.
     """
 
     service = "xcomet"
@@ -175,9 +176,10 @@ class XCometBackend(CheckpointBackend):
 class XCometXLScorer(LocalScorer):
     """xCOMET in this process: `score_batch(samples, cfg) -> RewardOutput`.
 
-    device, dtype, threads, matmul: see `ModelOptions`. max_batch_tokens: see `LocalScorer`.
-    batch_size, max_input_length: where the `cfg` of `score_batch` does not set them. Raises
-    UserError as the backend does.
+    device, dtype, threads, matmul: see `ModelOptions`.
+    max_batch_tokens: see `LocalScorer`.
+    batch_size, max_input_length: where the `cfg` of `score_batch` does not set them.
+    Raises UserError as the backend does.
     """
 
     def __init__(

@@ -129,7 +129,9 @@ class Encoder(nn.Module):  # type: ignore[misc]
     """The encoder and its tokenizer.
 
     max_positions: largest number of ids in a row; two fewer than the position embeddings have, as
-    upstream. num_layers: embeddings included. size_separator: separators between two texts.
+    upstream.
+    num_layers: embeddings included.
+    size_separator: separators between two texts.
     """
 
     def __init__(self, encoder_model: str, source: str, *, local: bool) -> None:
@@ -157,8 +159,10 @@ class Encoder(nn.Module):  # type: ignore[misc]
 class Metric(nn.Module):  # type: ignore[misc]
     """The networks of a checkpoint's class: encoder, layer mix and heads.
 
-    kind: a key of `CLASSES`. hparams: from `hyper_parameters`. estimator: None for a ranking
-    metric. hidden2tag: only in a class that tags words.
+    kind: a key of `CLASSES`.
+    hparams: from `hyper_parameters`.
+    estimator: None for a ranking metric.
+    hidden2tag: only in a class that tags words.
     """
 
     def __init__(self, kind: str, hparams: dict[str, Any], *, local: bool) -> None:

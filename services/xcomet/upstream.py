@@ -29,7 +29,8 @@ def check_installed() -> None:
 def build(checkpoint: Checkpoint, stored: dict[str, Any], overrides: dict[str, Any]) -> Any:
     """Return upstream's class with uninitialized weights, so that their memory is not touched.
 
-    stored: the checkpoint's hyper-parameters. overrides: values that replace some of them."""
+    stored: the checkpoint's hyper-parameters.
+    overrides: values that replace some of them."""
     from comet.models import str2model
     from transformers.modeling_utils import no_init_weights  # type: ignore[attr-defined] # of 4
 

@@ -21,7 +21,7 @@ from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.paid.answers import Store
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.schemas import Result
-from scorekit.text.chat_marks import neutral, restored
+from scorekit.text.chat_marks import neutral, restore_marks
 from synth.config import SynthConfig, languages
 from synth.reasons import Family
 from synth.record import SourceFailed, TemporaryFailure
@@ -114,7 +114,7 @@ class Clients:
             {
                 "index": index,
                 **answer_by_key[key],
-                "text": restored(src, answer_by_key[key]["text"]),
+                "text": restore_marks(src, answer_by_key[key]["text"]),
             }
             for index, key in enumerate(keys)
         ]
@@ -333,7 +333,8 @@ def judge_request(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the judge's sample for a candidate, and the options of the request.
 
-    pair: `languages` of the config. doubt: what a rule saw, sent only to a `doubt_task`."""
+    pair: `languages` of the config.
+    doubt: what a rule saw, sent only to a `doubt_task`."""
     judge = cfg.filters.llm_judge
     sample = {
         "task": "translation_filter",
@@ -390,7 +391,10 @@ class CoalescingScorer:
     """
 
     def __init__(self, client: ScoringClient, size: int) -> None:
-        """Wrap a client. size: samples of a full request."""
+        """Wrap a client.
+
+        size: samples of a full request.
+        """
         self._client = client
         self._size = size
         self._waiting: list[tuple[Sequence[Mapping[str, Any]], asyncio.Future[Any]]] = []

@@ -175,7 +175,10 @@ async def _run(
 
 @dataclass(slots=True)
 class _Shard:
-    """A shard of a map stage that is being processed. in_work: set when all records are started."""
+    """A shard of a map stage that is being processed.
+
+    in_work: set when all records are started.
+    """
 
     stage: MapStage
     source: StageFolder

@@ -93,8 +93,9 @@ def check_judge(cfg: SynthConfig, info: Info) -> None:
 async def service_info(client: ScoringClient, key: str, *, should_wait: bool = True) -> Info:
     """Return a service's info once it is ready.
 
-    key: config key of its URL. should_wait: wait for a service that is down or loading. Raises
-    UserError if it cannot be reached."""
+    key: config key of its URL.
+    should_wait: wait for a service that is down or loading.
+    Raises UserError if it cannot be reached."""
     try:
         try:
             info = await client.info()
@@ -144,8 +145,8 @@ _scoring_client = partial(ScoringClient, max_in_flight=16, retry_samples=False) 
 class OutageReporter:
     """Reports a service that has not answered for `AWAY_S`, and its return.
 
-    The clients retry for some minutes, and log the retries only. print_line: called with each
-    line."""
+    The clients retry for some minutes, and log the retries only.
+    print_line: called with each line."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
         self._print_line = print_line
@@ -156,7 +157,10 @@ class OutageReporter:
     def watch_service(
         self, name: str, service: ScoringClient | LLMClient, patience_s: float
     ) -> None:
-        """Watch a service, too. patience_s: how long its client retries."""
+        """Watch a service, too.
+
+        patience_s: how long its client retries.
+        """
         self._services[name] = service, patience_s
 
     async def watch(self) -> None:
@@ -201,7 +205,8 @@ async def open_clients(
 ) -> AsyncIterator[Clients]:
     """Connect to the services, and check them against the config and a resumed stage.
 
-    give_up: a missing answer is a permanent failure. print_line: called with lines about outages.
+    give_up: a missing answer is a permanent failure.
+    print_line: called with lines about outages.
 
     Raises UserError."""
     async with AsyncExitStack() as stack:

@@ -147,8 +147,9 @@ class Stage(ABC):
 
 
 class MapStage(Stage):
-    """A stage of one record at a time. services: those that it calls: of "teacher", "metricx",
-    "judge"."""
+    """A stage of one record at a time.
+
+    services: those that it calls: of "teacher", "metricx", "judge"."""
 
     services: ClassVar[frozenset[str]] = frozenset()
 

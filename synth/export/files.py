@@ -41,7 +41,8 @@ class ShardSlice:
 class FileJob:
     """The rows of file `number` of `total`.
 
-    folder: for the written files. metricx: the scoring service's info.
+    folder: for the written files.
+    metricx: the scoring service's info.
     """
 
     cfg: SynthConfig
@@ -77,7 +78,10 @@ def plan_files(
 
 
 def file_name(name: str, kind: str, number: int, total: int) -> str:
-    """Return the file's name as on the hub; a single file has no number. kind: jsonl, parquet."""
+    """Return the file's name as on the hub; a single file has no number.
+
+    kind: jsonl, parquet.
+    """
     if total == 1:
         return f"{name}.{kind}"
     return f"{name}-{number:05d}-of-{total:05d}.{kind}{'.zst' if kind == 'jsonl' else ''}"

@@ -26,15 +26,17 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     The repository is created if it does not exist. Readers see all new files or none. A repeated
     push sends only missing files.
 
-    private: make a new repository private; refuse a public one. partial: also a dry run, or a run
-    under --limit. The token is that of HF_TOKEN, or of `hf auth login`. Raises UserError.
+    private: make a new repository private; refuse a public one.
+    partial: also a dry run, or a run under --limit. The token is that of HF_TOKEN, or of `hf auth
+    login`.
+    Raises UserError.
     """
     folder = cfg.run.out_dir / FOLDER
     names, rows, pairs = ["README.md"], 0, []
     for name, pair_cfg in pair_configs(
         cfg
     ).items():  # a single pair has the name "" and no subfolder
-        manifest = _checked(pair_cfg.run.out_dir, folder / name, partial)
+        manifest = _check(pair_cfg.run.out_dir, folder / name, partial)
         files = [file["name"] for file in manifest["files"]]
         names += [str(Path(name) / file) for file in (*files, "manifest.json", "README.md")]
         rows += manifest["rows"]["train"]
@@ -60,7 +62,7 @@ def push(cfg: SynthConfig, repo_id: str, *, private: bool = False, partial: bool
     return commit.commit_url
 
 
-def _checked(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
+def _check(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
     """Return the manifest of an export that may be pushed. Raises UserError.
 
     folder: the export, or its copy within the export of several pairs."""

@@ -38,8 +38,10 @@ _ENOUGH, _MAX_CACHED_SHARE = 50, 0.2
 class Rates:
     """Rates per second.
 
-    tokens: of the teacher's output. scores, verdicts: of MetricX and the judge; None: unknown.
-    driver: measured CPU seconds per record, by stage. measured: stages with measured rates."""
+    tokens: of the teacher's output.
+    scores, verdicts: of MetricX and the judge; None: unknown.
+    driver: measured CPU seconds per record, by stage.
+    measured: stages with measured rates."""
 
     tokens: float | None = None
     scores: float | None = None
@@ -119,8 +121,9 @@ PARTS = ("teacher", "MetricX", "judge", "driver")
 class RunEstimate:
     """The costs of a run.
 
-    answers_bytes: of answers.sqlite. views_bytes: of the views. disk_bytes: of everything, because
-    nothing is deleted during the run."""
+    answers_bytes: of answers.sqlite.
+    views_bytes: of the views.
+    disk_bytes: of everything, because nothing is deleted during the run."""
 
     costs: tuple[Cost, ...]
     rates: Rates

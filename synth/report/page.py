@@ -68,7 +68,7 @@ def write_report(
             for row in _code_rows(c.stage, dict(Counter(c.rejected).most_common()), c.records_in)
         ],
         told=[row for c in counts for row in _code_rows(c.stage, c.told, c.records_out)],
-        candidates=_explained(_spread(stages, "candidates_out")),
+        candidates=_explain(_spread(stages, "candidates_out")),
         unread=_unread(folder),
         strata=_strata(cfg, order, stages) if cfg else {},
         rescued=_spread(stages, "rescued"),
@@ -179,10 +179,12 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
 
 
 def _code_rows(stage: str, counts: Mapping[str, int], records: int) -> list[dict[str, Any]]:
-    """Return a row for each code of a stage. records: all of which the counts are a part."""
+    """Return a row for each code of a stage.
+
+    records: all of which the counts are a part.
+    """
     return [
-        {"stage": stage, "share": row["count"] / max(1, records), **row}
-        for row in _explained(counts)
+        {"stage": stage, "share": row["count"] / max(1, records), **row} for row in _explain(counts)
     ]
 
 
@@ -197,7 +199,7 @@ def _spread(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
     return next(filter(None, candidates), {})
 
 
-def _explained(counts: Mapping[str, int]) -> list[dict[str, Any]]:
+def _explain(counts: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return a row for each code, with its count and meaning."""
     return [{"code": code, "count": n, "meaning": explain(code)} for code, n in counts.items()]
 
@@ -212,7 +214,7 @@ def _unread(folder: Path) -> dict[str, Any]:
     ]
     return {
         "documents": counts.get("documents", 0),
-        "codes": _explained(counts.get("unreadable", {})),
+        "codes": _explain(counts.get("unreadable", {})),
         "lines": lines[:_LINES],
     }
 

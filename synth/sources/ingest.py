@@ -42,7 +42,10 @@ _BATCH = 64
 
 
 class _Source(NamedTuple):
-    """A segment or blob that can be a source. kind: index of TYPES."""
+    """A segment or blob that can be a source.
+
+    kind: index of TYPES.
+    """
 
     kind: int
     text: str
@@ -82,7 +85,10 @@ class Ingest:
         }
 
     def read(self, file: SourceFile, part: Part, max_documents: int | None) -> PartCounts:
-        """Read a file and write its part. max_documents: from this file; None: all."""
+        """Read a file and write its part.
+
+        max_documents: from this file; None: all.
+        """
         counts = PartCounts(file.name)
         documents = read_documents(file, counts.note_broken)
         newlines, documents = peek_newlines(itertools.islice(documents, max_documents))

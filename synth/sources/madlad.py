@@ -49,7 +49,10 @@ Broken = Callable[[int, Reason, str], None]
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A shard of the corpus. name: its name in provenance, equal on every machine."""
+    """A shard of the corpus.
+
+    name: its name in provenance, equal on every machine.
+    """
 
     index: int
     name: str
@@ -150,12 +153,14 @@ def _is_selected(url: str, data: DataConfig) -> bool:
 
 
 def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
-    """Yield the documents of a file in order. broken: called for every unreadable line.
+    """Yield the documents of a file in order.
+
+    broken: called for every unreadable line.
 
     Raises UserError if the file or the hub cannot be reached.
     """
     if "://" in file.url:
-        yield from _remote(_streamed, file.url, broken)
+        yield from _remote(_stream, file.url, broken)
         return
     try:
         yield from (_text_lines if file.url.endswith(_LINES) else _parsed)(file.url, broken)
@@ -174,7 +179,7 @@ def _remote(
         raise UserError(f"{url}: cannot be read: {reason}; go on with --resume") from None
 
 
-def _streamed(url: str, broken: Broken) -> Iterator[Document]:
+def _stream(url: str, broken: Broken) -> Iterator[Document]:
     """Yield documents with the JSON builder of `datasets`, without a copy on the disk.
 
     The builder stops at a line that is not JSON; the rest of the file is read line by line.

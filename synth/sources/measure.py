@@ -89,7 +89,10 @@ def _tokenizer(name: str) -> Measure:
 
 
 def char_sums(texts: Sequence[str], weights: np.ndarray) -> list[int]:
-    """Return each text's sum of character weights. weights: integers by code point."""
+    """Return each text's sum of character weights.
+
+    weights: integers by code point.
+    """
     if not texts:
         return []
     ends = np.cumsum([len(text) for text in texts])

@@ -37,8 +37,10 @@ _VERSION = 2
 class PartCounts:
     """The counts of a file.
 
-    pieces: segments and blobs before filtering. rejected: rejected ones by code. broken: the first
-    unreadable lines. newlines: how line ends are written.
+    pieces: segments and blobs before filtering.
+    rejected: rejected ones by code.
+    broken: the first unreadable lines.
+    newlines: how line ends are written.
     """
 
     file: str
@@ -182,8 +184,8 @@ def choose(
 ) -> tuple[np.ndarray, int]:
     """Return the sample's entries by priority, with their parts, and the number of duplicates.
 
-    chosen: the sorted priorities of each stratum. is_short: the corpus has no other sources. Of
-    equal texts the first in the corpus is kept.
+    chosen: the sorted priorities of each stratum.
+    is_short: the corpus has no other sources. Of equal texts the first in the corpus is kept.
     """
     half = len(chosen) // len(TYPES)
     chunks, num_entries = [], 0

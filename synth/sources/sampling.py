@@ -80,8 +80,9 @@ def fill(
     """Return what each stratum gives from its supply: its quota, and a part of others' deficits.
 
     A type's deficit is filled from its other buckets in equal parts, lower ones first; the
-    remaining deficit from the other type. distinct: the number of different texts of each bucket,
-    because a sentence and a blob can be the same text, which is given once; None: no such texts.
+    remaining deficit from the other type.
+    distinct: the number of different texts of each bucket, because a sentence and a blob can be the
+    same text, which is given once; None: no such texts.
     """
     available = [0 if q is None else have for q, have in zip(quotas, supply, strict=True)]
     half = len(quotas) // len(TYPES)
@@ -158,8 +159,9 @@ def divide(
     """Return the priorities of a bucket that are taken as sentences, and those as blobs.
 
     Each type takes its smallest; a text that is both is a sentence. Only if the other blobs are too
-    few, the last of such texts are blobs. sentences, blobs: sorted priorities without duplicates;
-    together they must have the two numbers of texts.
+    few, the last of such texts are blobs.
+    sentences, blobs: sorted priorities without duplicates; together they must have the two numbers
+    of texts.
     """
     first = sentences[:num_sentences]
     other_blobs = blobs[~np.isin(blobs, first, assume_unique=True)]

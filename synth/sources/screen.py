@@ -184,7 +184,7 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
     grams = np.zeros(max(0, len(codes) - _GRAM + 1), dtype=np.uint64)
     for offset in range(_GRAM):
         grams = grams * np.uint64(_ODD) + codes[offset : offset + len(grams)]
-    hashes = (_mixed(grams) >> np.uint64(32)).astype(np.uint32)
+    hashes = (_mix(grams) >> np.uint64(32)).astype(np.uint32)
     minima = np.empty((len(texts), _HASHES), dtype="<u2")
     start = 0
     for row, text in enumerate(plain):
@@ -194,7 +194,7 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
     return minima
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
+def _mix(values: np.ndarray) -> np.ndarray:
     """Return values mixed over all 64 bits (one round of MurmurHash3's finalizer)."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(_MIX)
     return values ^ (values >> np.uint64(33))
@@ -218,7 +218,7 @@ def _band_groups(band: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.
         rows = band[members[start : start + _CHUNK]].astype(np.uint64)
         key = np.zeros(len(rows), dtype=np.uint64)
         for column in range(rows.shape[1]):
-            key = _mixed(key * np.uint64(_ODD) + rows[:, column] + np.uint64(1))
+            key = _mix(key * np.uint64(_ODD) + rows[:, column] + np.uint64(1))
         keys[start : start + _CHUNK] = key
     order = np.argsort(keys, kind="stable")
     keys = keys[order]

@@ -22,7 +22,11 @@ from synth.sources.measure import category_weights, char_sums
 
 
 class Segment(NamedTuple):
-    """A segment. code: reason for rejection, or None. line, paragraph: indexes in the document."""
+    """A segment.
+
+    code: reason for rejection, or None.
+    line, paragraph: indexes in the document.
+    """
 
     text: str
     start: int
@@ -33,8 +37,10 @@ class Segment(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """Consecutive segments as one text. first: index of the first segment; segments: their
-    number."""
+    """Consecutive segments as one text.
+
+    first: index of the first segment;
+    segments: their number."""
 
     text: str
     start: int

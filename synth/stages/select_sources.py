@@ -84,7 +84,7 @@ class SelectSources(GlobalStage):
         finally:
             entries.unlink(missing_ok=True)
         _report_selection(chosen, cfg, work.progress.print_line)
-        ranked = _ranked(islice(source.records(), work.limit), chosen.positions)
+        ranked = _rank(islice(source.records(), work.limit), chosen.positions)
         threshold = cfg.prefilter.min_improvement
         per_shard = cfg.run.shard_records
         shards = max(1, -(-len(chosen.positions) // per_shard))
@@ -175,8 +175,11 @@ def _not_chosen(record: Record, threshold: float | None) -> RejectedRecord:
     return RejectedRecord(record, Reason.NOT_SELECTED)
 
 
-def _ranked(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
-    """Yield records with their rank, None if not chosen. chosen: from `choose`."""
+def _rank(records: Iterator[Record], chosen: np.ndarray) -> Iterator[tuple[Record, int | None]]:
+    """Yield records with their rank, None if not chosen.
+
+    chosen: from `choose`.
+    """
     in_order = np.argsort(chosen)
     index = 0
     for position, record in enumerate(records):
@@ -200,9 +203,10 @@ def write_entries(path: Path, records: Iterator[Record]) -> None:
 class Chosen(NamedTuple):
     """The selected sources.
 
-    positions: indexes of their entries, the most improved first. improvements: theirs. short:
-    bucket -> number of sources missing for its share. refilled: sources from other buckets in their
-    place."""
+    positions: indexes of their entries, the most improved first.
+    improvements: theirs.
+    short: bucket -> number of sources missing for its share.
+    refilled: sources from other buckets in their place."""
 
     positions: np.ndarray
     improvements: np.ndarray

@@ -44,7 +44,7 @@ def map_stage(name: str) -> MapStage:
     return stage
 
 
-def named(name: str) -> tuple[str, ...]:
+def stage_names(name: str) -> tuple[str, ...]:
     """Return the names of the stages of a command: all, or one by its name or alias.
 
     Raises UserError for an unknown name."""

@@ -65,7 +65,8 @@ class Distribution:
 class DistributionChart:
     """A distribution in a chart of the report; those with one title share a chart.
 
-    kind: its label in the chart. axis: the label of its values.
+    kind: its label in the chart.
+    axis: the label of its values.
     """
 
     title: str

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class ParquetFile:
-    """Writes one row group for each batch. memory: bytes of the columns when they are loaded."""
+    """Writes one row group for each batch.
+
+    memory: bytes of the columns when they are loaded.
+    """
 
     def __init__(self, path: Path, columns: pyarrow.Schema, compression: str) -> None:
         import pyarrow.parquet

@@ -35,7 +35,9 @@ class ShardShare:
 class WorkClaims:
     """Hands out shards or files that are neither done nor locked by another process.
 
-    todo: their numbers. done: returns True if a number is done. path: returns the path of its lock.
+    todo: their numbers.
+    done: returns True if a number is done.
+    path: returns the path of its lock.
     """
 
     def __init__(

@@ -33,7 +33,10 @@ FLUSH_S = 5.0
 
 @dataclass(slots=True)
 class CallStats:
-    """Calls of one service. requests: one per record, before merging."""
+    """Calls of one service.
+
+    requests: one per record, before merging.
+    """
 
     requests: int = 0
     samples: int = 0
@@ -45,10 +48,12 @@ class CallStats:
 class StageStats:
     """Counts of one process in one stage.
 
-    open: records without a service's answer, by code. answers_kept: cached answers that were used.
-    damaged_answers: broken cached answers, requested again. teacher: the client's live counts, or a
-    copy. scorer: MetricX's own stats, see `scorer_stats`. of_others: True if these are sums over
-    processes that write their own stats.
+    open: records without a service's answer, by code.
+    answers_kept: cached answers that were used.
+    damaged_answers: broken cached answers, requested again.
+    teacher: the client's live counts, or a copy.
+    scorer: MetricX's own stats, see `scorer_stats`.
+    of_others: True if these are sums over processes that write their own stats.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -110,8 +115,9 @@ class StageStats:
 @dataclass(frozen=True, slots=True)
 class StageCounts:
     """The records of a stage, from its marks: `records_in` = `records_out` + all of `rejected`.
-    told: notes on accepted records, by code. open: records without a service's answer in unfinished
-    shards, by code."""
+
+    told: notes on accepted records, by code.
+    open: records without a service's answer in unfinished shards, by code."""
 
     stage: str
     shards: int

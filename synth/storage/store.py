@@ -161,11 +161,11 @@ class StageFolder:
 
     def mark(self, index: int) -> dict[str, Any] | None:
         """Return the mark of a shard; None while it is not done."""
-        return _unsealed(self._mark_path(index), f"repair it with {self._repair(index)}")
+        return _unseal(self._mark_path(index), f"repair it with {self._repair(index)}")
 
     def set_mark(self, index: int, mark: Mapping[str, Any]) -> None:
         """Mark a shard as done. Its files must be committed before."""
-        write_atomic(self._mark_path(index), to_line(_sealed(mark)), alone=True)
+        write_atomic(self._mark_path(index), to_line(_seal(mark)), alone=True)
         self._open_path(index).unlink(missing_ok=True)
 
     def left_open(self, index: int) -> dict[str, int]:
@@ -243,7 +243,7 @@ class StageFolder:
                 "one, or start in a new run.out_dir with run.answers: "
                 f"{self.out_dir / 'answers.sqlite'} (which has the paid answers)"
             )
-        return _unsealed(path, repair_hint)
+        return _unseal(path, repair_hint)
 
     def manifest_digest(self) -> str | None:
         """Return the digest of the stage's manifest."""
@@ -253,7 +253,7 @@ class StageFolder:
     def set_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write the stage's manifest."""
         self.path.mkdir(parents=True, exist_ok=True)
-        content = _sealed({"layout": _LAYOUT, **manifest})
+        content = _seal({"layout": _LAYOUT, **manifest})
         text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
         write_atomic(self.path / "stage.json", text.encode())
 
@@ -295,13 +295,13 @@ class StageFolder:
                 yield from read_records(path)
 
 
-def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def _seal(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content with its digest: a changed number of records would silently lose
     others."""
     return {**content, "seal": digest_of(content)}
 
 
-def _unsealed(path: Path, repair_hint: str) -> dict[str, Any] | None:
+def _unseal(path: Path, repair_hint: str) -> dict[str, Any] | None:
     content = read_json(path, "seal", hint=repair_hint)
     if content is not None and content.pop("seal") != digest_of(content):
         raise UserError(f"{path}: it has changed since it was written: {repair_hint}")
@@ -323,7 +323,8 @@ def read_json(
 ) -> dict[str, Any] | None:
     """Return the JSON object of a file of the run; None if there is no such file.
 
-    needs: required keys. hint: how to repair a damaged file, for the UserError."""
+    needs: required keys.
+    hint: how to repair a damaged file, for the UserError."""
     try:
         content = parse_json(path.read_bytes())
     except FileNotFoundError:

@@ -69,7 +69,8 @@ def make_folder(
 ) -> Path:
     """Write a plain folder with modules.json; return `folder`.
 
-    dense: output size of a dense layer over the pooled vectors. shape: see `make_plain_folder`.
+    dense: output size of a dense layer over the pooled vectors.
+    shape: see `make_plain_folder`.
     """
     import torch
     from sentence_transformers import SentenceTransformer

@@ -62,8 +62,8 @@ def make_reward_model(
     """Write a model and its tokenizer, as transformers saves them; return `folder`.
 
     pad: `own`, a token of its own; `end`, that of the end of a turn; `none`, the model's config has
-    none; `unknown`, nor has the model a row for that of the tokenizer. template: `family`, that of
-    the family; None: no chat template.
+    none; `unknown`, nor has the model a row for that of the tokenizer.
+    template: `family`, that of the family; None: no chat template.
     """
     import torch
     from transformers import AutoModelForSequenceClassification

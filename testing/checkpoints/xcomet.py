@@ -60,11 +60,13 @@ def build_checkpoint(
 ) -> Path:
     """Write a checkpoint with random weights to `folder`, which it returns.
 
-    pairs: samples (`src`, `mt`) on which its scores and labels will vary. kind: its class.
+    pairs: samples (`src`, `mt`) on which its scores and labels will vary.
+    kind: its class.
     tokenizer: folder with the files of one that fits the encoder.
     intermediate: inner width of the encoder's blocks; None: twice `hidden`.
-    hparams: arguments of the class that differ. stored_hparams: entries of hparams.yaml that
-    differ from them. The path of the encoder is stored as an absolute one, as upstream does.
+    hparams: arguments of the class that differ.
+    stored_hparams: entries of hparams.yaml that differ from them. The path of the encoder is stored
+    as an absolute one, as upstream does.
     """
     from services.xcomet.networks import Metric
 

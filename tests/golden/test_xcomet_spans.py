@@ -31,8 +31,9 @@ Tagged = list[tuple[int, tuple[int, int]]]
 class Case:
     """Holds upstream's results.
 
-    results: ours for QE, in float64. spans: the raw spans for each row of QE. tagged: labels of
-    every fourth of `qe` and of `ref`."""
+    results: ours for QE, in float64.
+    spans: the raw spans for each row of QE.
+    tagged: labels of every fourth of `qe` and of `ref`."""
 
     folder: Path
     backend: XCometBackend

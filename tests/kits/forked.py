@@ -160,9 +160,10 @@ def _start_server(address: Path, alive: int) -> subprocess.Popen[bytes]:
 class Popen(subprocess.Popen):
     """A `subprocess.Popen` whose process is forked. Its command is Python with `-m` or `-c`.
 
-    charts: whether the reports of training runs have their charts. torch: whether a process that
-    is no trainer's needs torch. Raises ValueError for what a forked process cannot have: another
-    program, options of Python, variables that are looked at when Python or a library starts.
+    charts: whether the reports of training runs have their charts.
+    torch: whether a process that is no trainer's needs torch.
+    Raises ValueError for what a forked process cannot have: another program, options of Python,
+    variables that are looked at when Python or a library starts.
     """
 
     def __init__(
@@ -312,10 +313,11 @@ def _packages(kind: str, words: list[str]) -> list[str]:
 class Command:
     """A running `python -m MODULE ARGUMENTS` of several ranks, similar to a `subprocess.Popen`.
 
-    environment: all its variables, except those that a start of several processes adds. ranks: as
-    many processes as torchrun would start, in one group. If one fails, the others are ended.
-    charts: whether a report has its charts. output: a file or a pipe with a name that takes both
-    streams; `communicate` then returns none.
+    environment: all its variables, except those that a start of several processes adds.
+    ranks: as many processes as torchrun would start, in one group. If one fails, the others are
+    ended.
+    charts: whether a report has its charts.
+    output: a file or a pipe with a name that takes both streams; `communicate` then returns none.
     """
 
     def __init__(

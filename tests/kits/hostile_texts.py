@@ -31,7 +31,10 @@ _CANDIDATES = "a1 -.\t\n:<({[`|@%가A_=>"
 
 
 class Call(NamedTuple):
-    """A call `re.X(pattern)` in the code. function: its function; None at module level."""
+    """A call `re.X(pattern)` in the code.
+
+    function: its function; None at module level.
+    """
 
     module: str
     function: str | None
@@ -40,7 +43,10 @@ class Call(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A pattern. searched: whether it is searched for in a text, not only matched at its start."""
+    """A pattern.
+
+    searched: whether it is searched for in a text, not only matched at its start.
+    """
 
     name: str
     pattern: re.Pattern[Any]

@@ -48,7 +48,11 @@ def _slow_down(name: str, device: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host. name: of its namespace. address: of its link `eth0`."""
+    """A host.
+
+    name: of its namespace.
+    address: of its link `eth0`.
+    """
 
     name: str
     address: str

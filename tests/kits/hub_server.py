@@ -40,8 +40,10 @@ class Repo:
 class Hub:
     """A fake hub.
 
-    repos: by id. puts: how often the content of each digest was sent. blocked_uploads: digests
-    whose uploads wait for `go`. sick: the status of refused uploads.
+    repos: by id.
+    puts: how often the content of each digest was sent.
+    blocked_uploads: digests whose uploads wait for `go`.
+    sick: the status of refused uploads.
     """
 
     def __init__(self) -> None:

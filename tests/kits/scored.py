@@ -35,7 +35,10 @@ def write_single(
     input: str = "",
     **described: Any,
 ) -> Path:
-    """Write an output of `--url`, with its description. described: of the model."""
+    """Write an output of `--url`, with its description.
+
+    described: of the model.
+    """
     lines = [
         {"line": number, "id": None if ids is None else ids[number - 1], **result}
         for number, result in enumerate(results, 1)

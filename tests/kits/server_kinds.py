@@ -59,7 +59,10 @@ def _service(app: FastAPI) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _bridge(create: Callable[[str], Any]) -> Iterator[str]:
-    """Serve an adapter before a fake xCOMET. create: is called in the server's loop."""
+    """Serve an adapter before a fake xCOMET.
+
+    create: is called in the server's loop.
+    """
     with running_service(FakeBackend("xcomet")) as service:
         apps: list[Any] = []
 

@@ -100,7 +100,10 @@ class Pipeline:
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
-        """Start it. folder: for the log and the exit code."""
+        """Start it.
+
+        folder: for the log and the exit code.
+        """
         self.log, self._code = folder / "tee.log", folder / "exit_code"
         words = shlex.join(command)
         self._process = subprocess.Popen(

@@ -67,7 +67,8 @@ def running_vllm(
 ) -> Iterator[str]:
     """Serve until the block ends, and yield the URL as an SDK takes it.
 
-    flags, variables: additions to the command line and to the environment. port: None: a free one.
+    flags, variables: additions to the command line and to the environment.
+    port: None: a free one.
     """
     port = port or free_port()
     command = [

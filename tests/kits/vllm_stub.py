@@ -34,15 +34,21 @@ _LOADED: dict[tuple[Path, int, int], nn.Module] = {}
 class VLLMStub:
     """A fake vLLM server.
 
-    policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
-    ("lora", "dev"), images ("images"), or ids alone, with labels ("ids"). processor: what makes
-    patches of images. failures: statuses of the next completions in turn; 0 cuts the answer.
+    policy: the folder it serves.
+    mode: of its log-probabilities.
+    routes: those that take weights ("lora", "dev"), images ("images"), or ids alone, with labels
+    ("ids").
+    processor: what makes patches of images.
+    failures: statuses of the next completions in turn; 0 cuts the answer.
     blocked_prompts: first ids of prompts that wait for `release`, before their token number
-    `blocked_token`. entered: how many have waited there. bodies: the requests for completions.
-    is_hanging: requests get no answer. refuses_weights: the status of all
-    requests that load some, if any. mid_reload: called when weights are loaded, and not labelled.
-    spoil: changes each answer with completions before it is sent. aborts: how often requests in
-    flight were aborted.
+    `blocked_token`.
+    entered: how many have waited there.
+    bodies: the requests for completions.
+    is_hanging: requests get no answer.
+    refuses_weights: the status of all requests that load some, if any.
+    mid_reload: called when weights are loaded, and not labelled.
+    spoil: changes each answer with completions before it is sent.
+    aborts: how often requests in flight were aborted.
     """
 
     def __init__(

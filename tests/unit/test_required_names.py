@@ -19,7 +19,7 @@ from typer.main import get_command
 import trainer
 from scorekit.config import load_config
 from synth.config import SynthConfig
-from synth.stages.table import named
+from synth.stages.table import stage_names
 from trainer.roleplay.config import RoleplayConfig
 from trainer.search.config import SearchConfig
 from trainer.translation.config import TranslationConfig
@@ -235,7 +235,7 @@ def test_the_options_and_stages_of_the_synthesis_command_exist() -> None:
     assert set(required.split()) <= options
     stages = re.findall(r"^\| stages (.*?) \|", PAGE, re.MULTILINE)[0]
     for stage in [*re.findall(r"`(\w+)`", stages), "score_128_select_best"]:
-        assert len(named(stage)) == 1
+        assert len(stage_names(stage)) == 1
     scripts = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'synth_parallel = "synth.__main__:main"' in scripts
 

@@ -32,7 +32,10 @@ from trainer.translation.config import TranslationConfig
 
 
 class ConfigPage(NamedTuple):
-    """A page of one kind of file. use: what reads the file."""
+    """A page of one kind of file.
+
+    use: what reads the file.
+    """
 
     title: str
     config: type[BaseModel]
@@ -79,7 +82,10 @@ PAGES: dict[str, ConfigPage] = {
 
 
 class Section(NamedTuple):
-    """A section of a config. meaning: of the key that holds it."""
+    """A section of a config.
+
+    meaning: of the key that holds it.
+    """
 
     path: str
     config: type[BaseModel]
@@ -91,7 +97,7 @@ def sections_of(config: type[BaseModel], path: str = "", meaning: str = "") -> I
     yield Section(path, config, meaning)
     for name, field in config.model_fields.items():
         for section in models_in(field.annotation):
-            inside = f"{_joined(path, name)}{_step(field.annotation, section)}"
+            inside = f"{_join(path, name)}{_step(field.annotation, section)}"
             yield from sections_of(section, inside, field.description or "")
 
 
@@ -102,7 +108,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in get_args(annotation) for model in models_in(part)]
 
 
-def _joined(path: str, name: str) -> str:
+def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
@@ -142,7 +148,7 @@ def _section_parts(section: Section) -> list[str]:
         parts += [escape(text) for text in dict.fromkeys(documents) if text.strip()]
     elif keys:
         parts.append("## Keys of the file { #keys }")
-    return parts + [_key(_joined(section.path, name), field) for name, field in keys.items()]
+    return parts + [_key(_join(section.path, name), field) for name, field in keys.items()]
 
 
 def _key(path: str, field: FieldInfo) -> str:

@@ -18,7 +18,10 @@ PACKAGES = ("scorekit", "services", "trainer", "synth")
 
 
 class ErrorClass(NamedTuple):
-    """A class of errors, as its source says it. exit_code: empty if it is its base's."""
+    """A class of errors, as its source says it.
+
+    exit_code: empty if it is its base's.
+    """
 
     name: str
     module: str

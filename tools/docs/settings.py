@@ -54,7 +54,10 @@ def service_options(service: str) -> str:
 
 
 def _entry(settings: type[BaseSettings], name: str, field: FieldInfo, flag: str = "") -> str:
-    """Return the entry of a setting. flag: empty for one that only the environment sets."""
+    """Return the entry of a setting.
+
+    flag: empty for one that only the environment sets.
+    """
     if not field.description:
         raise ValueError(f"{settings.__name__}.{name} has no description. Give its Field one")
     variables = [f"{settings.model_config.get('env_prefix', '')}{name.upper()}"]

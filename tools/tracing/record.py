@@ -36,8 +36,9 @@ PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
 class FileTrace(TypedDict):
     """Holds what ran of a file.
 
-    lines: of the whole file. lines_of_functions: of its functions that ran, from `def` to their
-    last line. functions: their names.
+    lines: of the whole file.
+    lines_of_functions: of its functions that ran, from `def` to their last line.
+    functions: their names.
     """
 
     lines: int

@@ -121,7 +121,7 @@ class MessageCheck:
             return self._controls.as_text(text, author)
 
         changed = _changed_turn(turn, change)
-        joined = _joined(changed)
+        joined = _join(changed)
         if joined is not None and (full_text := change(joined)) != joined:
             changed["content"] = [{"type": "text", "text": full_text}]
         return changed
@@ -169,11 +169,11 @@ def _texts_of(turn: dict[str, Any]) -> list[str]:
         return text
 
     _changed_turn(turn, note)
-    joined = _joined(turn)
+    joined = _join(turn)
     return texts if joined is None else [*texts, joined]
 
 
-def _joined(turn: dict[str, Any]) -> str | None:
+def _join(turn: dict[str, Any]) -> str | None:
     """Return the text of several parts, which templates write without a space between them."""
     parts = turn.get("content")
     if not isinstance(parts, list) or len(parts) < 2:

@@ -79,7 +79,7 @@ def conversations_of(row: Any, location: str, which: Which) -> Iterable[Conversa
     """Return the conversations of one row. Raises UserError."""
     row = object_of(row, location)
     if row.get("messages") is not None:
-        turns = _checked(row["messages"], location, "messages")
+        turns = _check(row["messages"], location, "messages")
         _ends_in_reply(turns, location)
         if which == "each":
             return [
@@ -97,12 +97,12 @@ def conversations_of(row: Any, location: str, which: Which) -> Iterable[Conversa
     messages = row[reply]
     if isinstance(messages, str):
         messages = [{"role": "assistant", "content": messages}]
-    turns = [*_checked(row[prompt], location, prompt), *_checked(messages, location, reply)]
+    turns = [*_check(row[prompt], location, prompt), *_check(messages, location, reply)]
     _ends_in_reply(turns, location)
     return [Conversation(location, turns, "last")]
 
 
-def _checked(messages: Any, row_location: str, column: str) -> list[dict[str, Any]]:
+def _check(messages: Any, row_location: str, column: str) -> list[dict[str, Any]]:
     """Return messages for a template, without null values (empty cells of a table)."""
     if not isinstance(messages, list) or not messages:
         raise UserError(f"{row_location}: {column}: expected a list of messages")

@@ -361,7 +361,7 @@ def without_markers(template: str) -> str:
     return _END.sub(r"{%\1 endif \2%}", _BEGIN.sub(r"{%\1 if true \2%}", template))
 
 
-def marked(template: str) -> str:
+def mark_texts(template: str) -> str:
     """Return a template that renders the same text, with markers around the assistant's turns.
 
     A turn is marked if it begins after its generation prompt, and later turns do not change it.
@@ -384,7 +384,7 @@ def candidates(tokenizer: Any, template: str) -> Iterator[MarkedTemplate]:
         trl_template = None
     if trl_template is not None:
         yield MarkedTemplate(trl_template, "added as TRL does for this template")
-    yield MarkedTemplate(marked(template), "added around the text after each generation prompt")
+    yield MarkedTemplate(mark_texts(template), "added around the text after each generation prompt")
 
 
 # -- the repaired files of a model -----------------------------------------------------------------

@@ -142,30 +142,34 @@ def control_tokens(
 def _control_tokens(
     tokenizer: Any, template: str | None, kwargs: tuple[tuple[str, Any], ...], size: int
 ) -> ControlTokens:
-    """size: of the tokenizer, because tokens can be added to it."""
+    """Return the control tokens; equal arguments are answered from the cache.
+
+    size: of the tokenizer, because tokens can be added to it.
+    """
     added = tokenizer.added_tokens_decoder
-    special = {token_id for token_id, token in added.items() if token.special}
-    special |= set(tokenizer.all_special_ids)
+    special_ids = {token_id for token_id, token in added.items() if token.special}
+    special_ids |= set(tokenizer.all_special_ids)
     frame_text = (
         "" if template is None else " ".join(_frame_texts(tokenizer, template, dict(kwargs)))
     )
-    written = (
+    frame_ids = (
         set(tokenizer(frame_text, add_special_tokens=False)["input_ids"]) if frame_text else set()
     )
     content_by_id = {}
-    for token_id in {*added, *special}:
+    for token_id in {*added, *special_ids}:
         content = added[token_id].content if token_id in added else None
         content = content or str(tokenizer.convert_ids_to_tokens(token_id))
-        is_written = token_id in written and _MARK.fullmatch(content.strip()) is not None
+        is_frame_mark = token_id in frame_ids and _MARK.fullmatch(content.strip()) is not None
         is_mark = _BARRED.fullmatch(content) is not None or (
-            is_written and not _is_block(content, frame_text, tokenizer)
+            is_frame_mark and not _is_block(content, frame_text, tokenizer)
         )
-        if (token_id in special and not _is_word(content)) or is_mark:
+        if (token_id in special_ids and not _is_word(content)) or is_mark:
             content_by_id[token_id] = content
-    read = {content for content in content_by_id.values() if _is_read(content, template or "")}
-    read |= {_opening(content) for content in read}
-    meant = {token_id for token_id, content in content_by_id.items() if content in read}
-    blocks = {
+    # The template looks for these in the assistant's text, which may so have them.
+    allowed = {content for content in content_by_id.values() if _is_read(content, template or "")}
+    allowed |= {_opening(content) for content in allowed}
+    meant_ids = {token_id for token_id, content in content_by_id.items() if content in allowed}
+    block_by_id = {
         token_id: token.content
         for token_id, token in added.items()
         if token_id not in content_by_id and _TAG.fullmatch(token.content) is not None
@@ -178,7 +182,7 @@ def _control_tokens(
         if match.group() not in contents and not _is_block(match.group(), frame_text, tokenizer)
     }
     pattern = _mark_pattern(marks) if marks else None
-    return ControlTokens(tokenizer, content_by_id, frozenset(meant), blocks, pattern)
+    return ControlTokens(tokenizer, content_by_id, frozenset(meant_ids), block_by_id, pattern)
 
 
 def _mark_pattern(marks: Collection[str]) -> re.Pattern[str]:
@@ -236,10 +240,10 @@ def _is_block(content: str, frame_text: str, tokenizer: Any) -> bool:
 
 def _opening(content: str) -> str:
     """Return the token that opens what `</name>` or `<name|>` closes; others as they are."""
-    return re.sub(r"^<(?:/(.+)|([^|]+\|))>$", _opened, content)
+    return re.sub(r"^<(?:/(.+)|([^|]+\|))>$", _open, content)
 
 
-def _opened(match: re.Match[str]) -> str:
+def _open(match: re.Match[str]) -> str:
     return f"<{match[1]}>" if match[1] else f"<|{match[2][:-1]}>"
 
 

@@ -447,7 +447,9 @@ class Reference:
         matmul: MatmulSetting = "torch",
     ) -> None:
         """Load the reference, or copy or share `policy`, which is not trained or distributed yet.
-        shard: distributes a model, if the processes share the weights. matmul: who multiplies.
+
+        shard: distributes a model, if the processes share the weights.
+        matmul: who multiplies.
         """
         self._adapted: Any = None
         if cfg.reference_path is not None:

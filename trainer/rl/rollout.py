@@ -85,8 +85,10 @@ RolloutT = TypeVar("RolloutT", bound=Rollout)
 class RolloutBatch(list[RolloutT], Generic[RolloutT]):
     """A list of rollouts that remembers what sampled it, so that `update_policy` need not be told.
 
-    policy_model: the model that sampled. temperature: that it sampled at. pad_id: of the tokenizer.
-    A slice, a copy and a pickle are plain lists: the model stays in its process.
+    policy_model: the model that sampled.
+    temperature: that it sampled at.
+    pad_id: of the tokenizer. A slice, a copy and a pickle are plain lists: the model stays in its
+    process.
     """
 
     def __init__(
@@ -123,7 +125,10 @@ def logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
 
 
 def temperatures(rollouts: Sequence[Rollout], default: float) -> list[float]:
-    """Return the temperature of each rollout. default: the run's."""
+    """Return the temperature of each rollout.
+
+    default: the run's.
+    """
     return [default if row.temperature is None else row.temperature for row in rollouts]
 
 

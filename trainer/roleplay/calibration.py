@@ -185,9 +185,9 @@ def fit(
     references = [(text, text) for _, text in answers]
     pairs = {
         "true grounded": answers,
-        "false grounded": _shuffled(answers, stream_seed("anchors", seed, "grounded")),
+        "false grounded": _shuffle(answers, stream_seed("anchors", seed, "grounded")),
         "true reference": _adjacent(sampled, turns),
-        "false reference": _shuffled(references, stream_seed("anchors", seed, "reference")),
+        "false reference": _shuffle(references, stream_seed("anchors", seed, "reference")),
     }
     texts = {text for pair_list in pairs.values() for pair in pair_list for text in pair}
     vectors = _vectors(embedder, [*CANARIES, *sorted(texts)])
@@ -247,7 +247,7 @@ def _adjacent(sampled: Sequence[RoleplayTurn], turns: Sequence[RoleplayTurn]) ->
     return pairs
 
 
-def _shuffled(pairs: Sequence[Pair], seed: int) -> list[Pair]:
+def _shuffle(pairs: Sequence[Pair], seed: int) -> list[Pair]:
     """Return pairs with shuffled second texts, none of which equals a text of its pair."""
     generator, false = random.Random(seed), []
     for _ in range(_SHUFFLES):

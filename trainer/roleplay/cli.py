@@ -114,7 +114,7 @@ def prepare(
             context, max_prompt_length, max_completion_length, prompt_tokens, text_tokens
         )
         check = MessageCheck(tokenizer, chat)
-        turns, dropped = _prepared(inputs, messages, data, limits, check)
+        turns, dropped = _prepare(inputs, messages, data, limits, check)
         if not turns:
             raise UserError(f"all {len(dropped)} turns were dropped: {_reasons(dropped)}")
         train, held_out = split(turns, eval_ratio, held_out_by, seed)
@@ -216,7 +216,7 @@ def _counters(tokenizer: Any, lengths: tuple[int | None, ...], chat: Any) -> Any
     return prompt_tokens, text_tokens
 
 
-def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any, check: Any) -> Any:
+def _prepare(inputs: Sequence[Path], column: str, data: Any, limits: Any, check: Any) -> Any:
     """Return all accepted turns with the fields of their rows, and all dropped ones."""
     from trainer.roleplay.data import WrongMessages, read_stated_facts
     from trainer.roleplay.prepare import prepare, read_dialogue

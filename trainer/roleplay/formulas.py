@@ -145,13 +145,13 @@ _LEAD = r"^[\s\"'“‘*#>\-\[({<]{0,8}"
 _COLON = r"[\s\"'”’*\])}>]{0,4}[:：]"
 
 
-def _spaced(words: str) -> str:
+def _pattern_of_words(words: str) -> str:
     return "|".join(r"\s?".join(word) for word in words.split())
 
 
 def _speaker(anywhere: str, at_start: str) -> re.Pattern[str]:
-    free = rf"(?<![a-z0-9_@#/])(?:{_spaced(anywhere)}){_COLON}(?!//)"
-    lead = rf"|{_LEAD}(?:{_spaced(at_start)}){_COLON}" if at_start else ""
+    free = rf"(?<![a-z0-9_@#/])(?:{_pattern_of_words(anywhere)}){_COLON}(?!//)"
+    lead = rf"|{_LEAD}(?:{_pattern_of_words(at_start)}){_COLON}" if at_start else ""
     return re.compile(free + lead, re.MULTILINE)
 
 
@@ -184,7 +184,7 @@ def special_texts(tokens: Iterable[str]) -> frozenset[str]:
 
     tokens: a tokenizer's `all_special_tokens` or `added_tokens_decoder`.
     """
-    folded = (_folded(token).strip() for token in tokens)
+    folded = (_fold(token).strip() for token in tokens)
     return frozenset(text for text in folded if len(text) > 2 and not text.isalnum())
 
 
@@ -193,7 +193,7 @@ def marker_kinds(context: ReplyContext, special: frozenset[str]) -> tuple[str, .
 
     special: `special_texts`.
     """
-    return _kinds(_folded(context.reply.text), special)
+    return _kinds(_fold(context.reply.text), special)
 
 
 @lru_cache(maxsize=1024)
@@ -204,7 +204,7 @@ def _kinds(text: str, special: frozenset[str]) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     """Return the text without case, and with ordinary letters for wide ones (ＵＳＥＲ：)."""
     return normalized("NFKC", text).casefold()
 

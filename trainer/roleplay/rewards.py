@@ -52,7 +52,7 @@ def reward_format(
           the pair in its line, other than two lines, a role marker anywhere (see reward_role_split)
     0     neither
     """
-    return _rewarded("format", prompts, completions, columns)
+    return _reward("format", prompts, completions, columns)
 
 
 def reward_role_split(
@@ -67,7 +67,7 @@ def reward_role_split(
     a line with a colon; with `player_name_rule: literal`, if it comes before such a particle
     anywhere. Ignored if the player has the character's name.
     """
-    return _rewarded("role_split", prompts, completions, columns)
+    return _reward("role_split", prompts, completions, columns)
 
 
 def reward_grounded_to_user(
@@ -80,7 +80,7 @@ def reward_grounded_to_user(
     p: 0.10 if `_ngram_overlap_ratio` > 0.70, 0.05 if it is > 0.55.
     With `reward.echo_guard` a reply that repeats the user turn and adds little gets 0.
     """
-    return _rewarded("grounded", prompts, completions, columns)
+    return _reward("grounded", prompts, completions, columns)
 
 
 def reward_character_consistency(
@@ -92,7 +92,7 @@ def reward_character_consistency(
     speech: the share of sentences at the row's level, among spoken sentences with a level; 0
     without any, or without speech; 0.5 if the row has no level.
     """
-    return _rewarded("character", prompts, completions, columns)
+    return _reward("character", prompts, completions, columns)
 
 
 def reward_reference_alignment(
@@ -103,7 +103,7 @@ def reward_reference_alignment(
     It is scaled between the anchors of `reference`, linear, clipped to [0, 1]; 0 for a completion
     that cannot be embedded, 0.5 if the row has no reference.
     """
-    return _rewarded("reference", prompts, completions, columns)
+    return _reward("reference", prompts, completions, columns)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def total(scored: Mapping[str, ReplyScore], cfg: RewardConfig | None = None) -> 
     )
 
 
-def _rewarded(
+def _reward(
     short: str, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> list[float]:
     """Return the values; send the mean of each component to `log_metric`, reasons to

@@ -70,7 +70,7 @@ class Similarity:
         texts = {*(text for pair in pairs for text in pair), *extra_texts}
         with self._lock:
             if not texts <= self._vectors.keys():
-                self._vectors = self._embedded(texts)
+                self._vectors = self._embed(texts)
             vectors = self._vectors
         return [_cosine(vectors[first], vectors[second]) for first, second in pairs]
 
@@ -89,7 +89,7 @@ class Similarity:
             if problem := self.calibration.canary_mismatch(text, vector):
                 raise self._mismatch_error(problem)
 
-    def _embedded(self, texts: set[str]) -> dict[str, Sequence[float] | None]:
+    def _embed(self, texts: set[str]) -> dict[str, Sequence[float] | None]:
         embeddable = sorted(text for text in texts if can_be_embedded(text))
         vector_by_text: dict[str, Sequence[float] | None] = dict.fromkeys(texts)
         if not embeddable:

@@ -100,7 +100,10 @@ def check_memory(
 
 
 def check_output_paths(findings: Findings, cfg: Any) -> None:
-    """Check trackers and folder of a run; cfg: of any task."""
+    """Check trackers and folder of a run;
+
+    cfg: of any task.
+    """
     findings.run_check("misc.trackers", _trackers, cfg)
     findings.run_check("misc.run_dir", _run_dir, cfg)
 

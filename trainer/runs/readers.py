@@ -95,16 +95,17 @@ def parse_rows(
 def report_bad_rows(source: str, errors: Sequence[str], num_rows: int, bad_rows: BadRows) -> None:
     """Refuse the bad rows of a source, or warn that they are left out (data.bad_rows).
 
-    errors: a line for each. num_rows: all rows, with the bad ones.
+    errors: a line for each.
+    num_rows: all rows, with the bad ones.
     Raises UserError with the first lines if bad rows are refused, or if no other row remains.
     """
     if not errors:
         return
     message = f"{source}: {len(errors)} of {num_rows} rows cannot be used"
     if bad_rows == "refuse" or len(errors) == num_rows:
-        raise UserError(f"{message}:", shortened(errors))
+        raise UserError(f"{message}:", shorten(errors))
     log.warning("%s, and are left out (data.bad_rows):", message)
-    for line in shortened(errors):
+    for line in shorten(errors):
         log.warning("%s", line)
 
 
@@ -118,7 +119,7 @@ def object_of(row: Any, location: str) -> Mapping[str, Any]:
     raise UserError(f"{location}: expected an object of fields, not {kind}")
 
 
-def shortened(errors: Sequence[str]) -> list[str]:
+def shorten(errors: Sequence[str]) -> list[str]:
     """Return the first errors and the number of the others: the lines of a UserError."""
     more = [f"and {len(errors) - MAX_LISTED} more"] if len(errors) > MAX_LISTED else []
     return [*errors[:MAX_LISTED], *more]

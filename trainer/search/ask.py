@@ -18,8 +18,9 @@ def reward_of_one(reward: SearchRewardConfig, *, answer: bool, gold: bool) -> Se
     """Return the reward config for one question.
 
     A component that the question cannot have gets the weight 0; otherwise its episode would have no
-    reward. answer: the generator shall answer, so the judge has a weight, there is no gate, and a
-    forced end does not earn 0.
+    reward.
+    answer: the generator shall answer, so the judge has a weight, there is no gate, and a forced
+    end does not earn 0.
     """
     judge = (reward.w_judge or 1.0) if answer else 0.0
     ndcg = reward.w_ndcg if gold else 0.0

@@ -153,7 +153,10 @@ def _config(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
 
 
 def _updates(cfg: SearchConfig, train: Sequence[Question]) -> tuple[None, str]:
-    """Describe the updates. train: the questions without those that are left out."""
+    """Describe the updates.
+
+    train: the questions without those that are left out.
+    """
     rl = cfg.rl.over(len(train))
     questions, steps = rl.batch_size * rl.grad_accum, f"{rl.minibatches}"
     sizes = [question.samples(cfg.rollout.n_agent) for question in train]

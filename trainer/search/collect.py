@@ -43,8 +43,10 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 class Collected:
     """The outcome of a collecting run.
 
-    folder: run directory. stats: stats of all its episodes. stopped: the reason why it ended
-    before its last step; None: it did not. exit_code: exit code of the command.
+    folder: run directory.
+    stats: stats of all its episodes.
+    stopped: the reason why it ended before its last step; None: it did not.
+    exit_code: exit code of the command.
     """
 
     folder: Path
@@ -57,10 +59,12 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
     """Run the episodes of all questions of `data.train` and store them with their rewards.
 
     A question gets its own `n_agent` episodes, else `rollout.n_agent`. A step has `rl.batch_size`
-    questions. limit: use only the first so many questions. resume: continue after the last complete
-    step in misc.run_dir; a paid answer is not paid for twice. SIGTERM and Ctrl-C end the run after
-    the current step. Raises UserError for what the user can fix (the money is spent),
-    ServiceUnreachable if a service is unavailable.
+    questions.
+    limit: use only the first so many questions.
+    resume: continue after the last complete step in misc.run_dir; a paid answer is not paid for
+    twice. SIGTERM and Ctrl-C end the run after the current step.
+    Raises UserError for what the user can fix (the money is spent), ServiceUnreachable if a service
+    is unavailable.
     """
     questions = load_train(cfg, limit)
     if cfg.rollout.online_budget.n_max is not None:

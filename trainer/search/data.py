@@ -22,7 +22,7 @@ from trainer.runs.readers import (
     parse_rows,
     read_rows,
     row_ids,
-    shortened,
+    shorten,
     text_cell,
 )
 from trainer.search.config import COLUMNS, SearchConfig, SearchData
@@ -38,8 +38,9 @@ def load_questions(
 ) -> list[Question]:
     """Read questions.
 
-    source: a file, a folder (see trainer/runs/readers.py for the formats), or a hub id. split: name
-    of a split of a folder or hub data set. limit: max rows to read.
+    source: a file, a folder (see trainer/runs/readers.py for the formats), or a hub id.
+    split: name of a split of a folder or hub data set.
+    limit: max rows to read.
 
     A missing id becomes a hash of the row. Raises UserError with a line for each wrong row, its
     number, the problem, and what to do, unless data.bad_rows skips them.
@@ -105,10 +106,10 @@ def hold_against_index(
     summary = f"{len(errors)} of {len(questions)} questions name a page that is not in the index"
     if data.missing_gold == "refuse":
         advice = "Ingest its file, correct the row, or set data.missing_gold to leave_out"
-        raise UserError(f"{summary}. {advice}:", shortened(errors))
+        raise UserError(f"{summary}. {advice}:", shorten(errors))
     if not usable:
-        raise UserError(f"{summary}: no question remains", shortened(errors))
-    log.warning("%s: they are left out: %s", summary, "; ".join(shortened(errors)))
+        raise UserError(f"{summary}: no question remains", shorten(errors))
+    log.warning("%s: they are left out: %s", summary, "; ".join(shorten(errors)))
     return usable
 
 
@@ -134,7 +135,8 @@ def check_gold(questions: Sequence[Question], w_ndcg: float) -> None:
 def in_both(key: str, train: Sequence[Question], held_out: Sequence[Question]) -> str:
     """Return a note on held-out questions that are also training questions, or share documents.
 
-    "" if there are none. key: config key of the held-out set (`data.eval`).
+    "" if there are none.
+    key: config key of the held-out set (`data.eval`).
     """
     train_texts = {_normalized_text(question) for question in train}
     train_documents = {document for question in train for document in documents(question)}
@@ -226,8 +228,10 @@ def reference_answers(
 ) -> tuple[str, ...]:
     """Return the right answers in two cells (column, value), without duplicates.
 
-    first: a text or a number. further: a list of right answers, also as JSON text: each is a text,
-    a number, or a list of parts that all belong to the answer. Raises UserError.
+    first: a text or a number.
+    further: a list of right answers, also as JSON text: each is a text, a number, or a list of
+    parts that all belong to the answer.
+    Raises UserError.
     """
     column, value = first
     value = _single(value)

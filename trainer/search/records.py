@@ -51,9 +51,12 @@ def answer_parts(answer: str) -> list[str] | None:
 class Question(Record):
     """A question of a data set.
 
-    id: unique in its file. reference_answer: "" if there is none; an answer of several parts is a
-    JSON array of texts (`answer_parts`). other_answers: further answers that are right, too.
-    reference_pages: numbers in the file `file_name`; the first is 1. gold: page ids.
+    id: unique in its file.
+    reference_answer: "" if there is none; an answer of several parts is a JSON array of texts
+    (`answer_parts`).
+    other_answers: further answers that are right, too.
+    reference_pages: numbers in the file `file_name`; the first is 1.
+    gold: page ids.
     alternatives: gold page id -> pages that carry the same fact.
     question_type: stats are grouped by it. max_turns, temperature, n_agent (episodes of its group):
     settings of this row; None: the run's.
@@ -95,10 +98,12 @@ class Question(Record):
 class ImageView(Record):
     """An image that the policy got: the frame of coordinates for the next box.
 
-    width, height: in pixels. region: the visible part of the page, in pixels of the page's full
-    image of page_width x page_height, also for a crop of a crop. image: SHA-256 of the PNG, which
-    is its key in the store. original: that of the region at the page's own resolution, for the
-    generator; `image` if it shows no less; None if the run stores no originals.
+    width, height: in pixels.
+    region: the visible part of the page, in pixels of the page's full image of page_width x
+    page_height, also for a crop of a crop.
+    image: SHA-256 of the PNG, which is its key in the store.
+    original: that of the region at the page's own resolution, for the generator; `image` if it
+    shows no less; None if the run stores no originals.
     """
 
     kind: Literal["page", "crop"]
@@ -115,7 +120,10 @@ class ImageView(Record):
     def of_page(
         cls, page_id: str, size: tuple[int, int], page_size: tuple[int, int], image: str = ""
     ) -> ImageView:
-        """Return the view of a full page. size: as shown, page_size: of its full image."""
+        """Return the view of a full page.
+
+        size: as shown, page_size: of its full image.
+        """
         return cls(
             kind="page",
             page_id=page_id,
@@ -135,11 +143,16 @@ class ImageView(Record):
 class Turn(Record):
     """A turn of the policy and its observation.
 
-    number: the first is 1. text: as written; of a forced end, the text that replaces it. tokens:
-    the number of sampled tokens; None if the server does not report it. reason: key of an invalid
-    action. detail: the message to the policy about it. query, box, convention: of the action. rank:
-    rank of the visible page in hits. golden: whether that page is a gold page; None if there is no
-    page, or no known gold page. observation: its text. policy_s, tool_s: seconds.
+    number: the first is 1.
+    text: as written; of a forced end, the text that replaces it.
+    tokens: the number of sampled tokens; None if the server does not report it.
+    reason: key of an invalid action.
+    detail: the message to the policy about it.
+    query, box, convention: of the action.
+    rank: rank of the visible page in hits.
+    golden: whether that page is a gold page; None if there is no page, or no known gold page.
+    observation: its text.
+    policy_s, tool_s: seconds.
     """
 
     number: int
@@ -164,8 +177,9 @@ class Turn(Record):
 class TokenRecord(Record):
     """The ids of an episode, for training and inspection.
 
-    completion_ids: from the first sampled id to the last, with observations. mask_digest: SHA-256
-    of the action mask as bytes 0 and 1. images: SHA-256 of the images in order.
+    completion_ids: from the first sampled id to the last, with observations.
+    mask_digest: SHA-256 of the action mask as bytes 0 and 1.
+    images: SHA-256 of the images in order.
     """
 
     prompt_ids: list[int]
@@ -181,8 +195,11 @@ def mask_digest(action_mask: Sequence[bool]) -> str:
 
 
 class GeneratedAnswer(Record):
-    """The answer of the frozen generator. text: None unless ok. error: the type of an `LLMError` or
-    a `SampleError`, and its message. evidence: SHA-256 of the images in the request, in order."""
+    """The answer of the frozen generator.
+
+    text: None unless ok.
+    error: the type of an `LLMError` or a `SampleError`, and its message.
+    evidence: SHA-256 of the images in the request, in order."""
 
     status: Status
     text: str | None = None
@@ -194,8 +211,11 @@ class GeneratedAnswer(Record):
 
 
 class JudgedAnswer(Record):
-    """The verdict of the judge. score: 0 to 1; None unless ok (or skipped with a defined score: no
-    evidence scores 0 without a call). reason: the judge's reason, or why there is no score."""
+    """The verdict of the judge.
+
+    score: 0 to 1; None unless ok (or skipped with a defined score: no evidence scores 0 without a
+    call).
+    reason: the judge's reason, or why there is no score."""
 
     status: Status
     score: float | None = None
@@ -206,8 +226,10 @@ class JudgedAnswer(Record):
 
 
 class EpisodeReward(Record):
-    """The reward of an episode. value: None unless ok. parts: judge, ndcg, format, each before its
-    weight; a missing one has no value."""
+    """The reward of an episode.
+
+    value: None unless ok.
+    parts: judge, ndcg, format, each before its weight; a missing one has no value."""
 
     status: Status
     value: float | None = None
@@ -219,8 +241,10 @@ class EpisodeReward(Record):
 class Trajectory(Record):
     """An episode from its question to its reward.
 
-    trajectory_id: unique in its run. group: name of the group of one question in one step. attempt:
-    counts from 0; a step repeated after a crash has the next number. end: None before the end.
+    trajectory_id: unique in its run.
+    group: name of the group of one question in one step.
+    attempt: counts from 0; a step repeated after a crash has the next number.
+    end: None before the end.
     policy: its name or URL.
     """
 

@@ -156,12 +156,15 @@ def _missing_reward(trajectory: Trajectory, parts: dict[str, float]) -> EpisodeR
     """Return a reward without a value and its reason, if possible that of the answer."""
     answer, judged = trajectory.answer, trajectory.judged
     late = "late" in (answer and answer.status, judged and judged.status)
-    reason = _status_reason(answer) or _status_reason(judged) or "it was not judged"
+    reason = _missing_reason(answer) or _missing_reason(judged) or "it was not judged"
     return EpisodeReward(status="late" if late else "failed", error=reason, parts=parts)
 
 
-def _status_reason(part: GeneratedAnswer | JudgedAnswer | None) -> str | None:
-    """Return the reason of a missing part; with the service's name if one failed."""
+def _missing_reason(part: GeneratedAnswer | JudgedAnswer | None) -> str | None:
+    """Return why an answer or a verdict is missing, or None.
+
+    The service's name stands before it if a model was asked and failed.
+    """
     if part is None:
         return None
     if isinstance(part, GeneratedAnswer):
@@ -335,8 +338,9 @@ class RewardStream:
     def so_far(self, step: int, max_wait_s: float = 0.0) -> list[Trajectory]:
         """Return the episodes of a step that was not collected, for the store of a run that ends.
 
-        An episode without an answer is failed. max_wait_s: max seconds to wait for pending answers,
-        which are paid for; `close` ends the wait.
+        An episode without an answer is failed.
+        max_wait_s: max seconds to wait for pending answers, which are paid for; `close` ends the
+        wait.
         """
         with self._changed:
             of_step = [pending for key, pending in self._pending.items() if key[1] == step]

@@ -35,8 +35,8 @@ _AT_START_S = 10.0
 class SearchServices:
     """The services of a run, all checked when it starts.
 
-    answering: None if no reward component needs an answer. stream: of the rewards of this process's
-    episodes.
+    answering: None if no reward component needs an answer.
+    stream: of the rewards of this process's episodes.
     """
 
     retriever: Retriever
@@ -62,9 +62,11 @@ def open_services(
 ) -> Iterator[SearchServices]:
     """Open the services and check that each answers as configured, before any paid call.
 
-    run: name of the run. load_image: SHA-256 -> PNG. world: the processes of the run, each of which
-    gets the rewards of its episodes and has to open and close the services; None: there is only
-    this one. Raises UserError, ServiceUnreachable.
+    run: name of the run.
+    load_image: SHA-256 -> PNG.
+    world: the processes of the run, each of which gets the rewards of its episodes and has to open
+    and close the services; None: there is only this one.
+    Raises UserError, ServiceUnreachable.
     """
     with ExitStack() as exit_stack:
         check_retriever(cfg)

@@ -38,11 +38,11 @@ class Collator:
         """
         length = max(len(row["input_ids"]) for row in rows)
         batch = {
-            "input_ids": self._padded(rows, "input_ids", self.pad_id, length),
+            "input_ids": self._pad(rows, "input_ids", self.pad_id, length),
             "attention_mask": torch.tensor(
                 [[1] * len(r["input_ids"]) + [0] * (length - len(r["input_ids"])) for r in rows]
             ),
-            "labels": self._padded(rows, "labels", -100, length),
+            "labels": self._pad(rows, "labels", -100, length),
         }
         if self.image_id is not None:
             # transformers derives image positions from it; without it they are wrong, without an
@@ -54,7 +54,7 @@ class Collator:
         return batch
 
     @staticmethod
-    def _padded(rows: Sequence[dict[str, Any]], key: str, filling: int, length: int) -> Tensor:
+    def _pad(rows: Sequence[dict[str, Any]], key: str, filling: int, length: int) -> Tensor:
         return torch.tensor([row[key] + [filling] * (length - len(row[key])) for row in rows])
 
     def _images(self, row: dict[str, Any]) -> list[dict[str, Tensor]]:

@@ -32,7 +32,10 @@ _WORDS: Final = {VERIFY: "verified", "diagnose": "diagnosed"}
 
 @dataclass(frozen=True, slots=True)
 class RecordEntry:
-    """One decision. episode: run/trajectory; None: the decision is about the whole question."""
+    """One decision.
+
+    episode: run/trajectory; None: the decision is about the whole question.
+    """
 
     question_id: Annotated[str, Field(validation_alias="question")]
     step: str

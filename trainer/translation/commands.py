@@ -46,7 +46,10 @@ def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) ->
 def headroom(
     cfg: TranslationConfig, name: str | None, *, samples: int, reverse: str | None, overwrite: bool
 ) -> int:
-    """Print what there is to gain by the reward, before any training. name: of the set."""
+    """Print what there is to gain by the reward, before any training.
+
+    name: of the set.
+    """
     from trainer.translation.data import load_set
 
     sets = list(cfg.data.held_out)

@@ -67,10 +67,10 @@ def prompt_text(example: Example, tokenizer: Any, template: str) -> str:
     source text and language codes, from which it makes the full prompt; `template` is not used
     then. Raises UserError if it refuses that, too.
     """
-    return _rendered(without_control_tokens(example, tokenizer), tokenizer, template)
+    return _render(without_control_tokens(example, tokenizer), tokenizer, template)
 
 
-def _rendered(example: Example, tokenizer: Any, template: str) -> str:
+def _render(example: Example, tokenizer: Any, template: str) -> str:
     text = format_translation_prompt(example, template)
     if not getattr(tokenizer, "chat_template", None):
         return text
@@ -192,7 +192,7 @@ def check_prompts(
     for example in examples:
         try:
             safe = without_control_tokens(example, tokenizer)
-            ids = _prompt_ids(_rendered(safe, tokenizer, gen_cfg.prompt_template), tokenizer)
+            ids = _prompt_ids(_render(safe, tokenizer, gen_cfg.prompt_template), tokenizer)
         except UserError as error:
             raise UserError(f"example {example.id}: {error}") from None
         if limit is not None and len(ids) + gen_cfg.max_new_tokens > limit:

@@ -12,7 +12,11 @@ from demo.search.figures import VEGA, read_file, read_rows
 
 
 class Harvest(NamedTuple):
-    """Holds a year in England. wheat: shillings per quarter. wage: shillings per week."""
+    """Holds a year in England.
+
+    wheat: shillings per quarter.
+    wage: shillings per week.
+    """
 
     wheat: float
     wage: float
@@ -44,7 +48,10 @@ class Airfields(NamedTuple):
 
 
 class Hours(NamedTuple):
-    """Holds a month's temperatures. by_hour: hour -> temperatures in °F, one for each day."""
+    """Holds a month's temperatures.
+
+    by_hour: hour -> temperatures in °F, one for each day.
+    """
 
     by_hour: dict[int, list[float]]
 

@@ -28,8 +28,9 @@ def flat(text: str) -> str:
 class KnowingAnswerer(Answerer):
     """Answers known questions rightly without images, and other questions as the demo does.
 
-    one_in: of the questions in `files` one in so many is known. distracted: the share of the sets
-    of pages that make it answer from them alone, although it knows the answer.
+    one_in: of the questions in `files` one in so many is known.
+    distracted: the share of the sets of pages that make it answer from them alone, although it
+    knows the answer.
     """
 
     def __init__(

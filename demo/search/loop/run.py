@@ -77,7 +77,10 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
 
 
 def rounds_of(updates: int | None = None) -> dict[str, Any]:
-    """Return the demo's rounds. updates: of each training; None keeps the config's."""
+    """Return the demo's rounds.
+
+    updates: of each training; None keeps the config's.
+    """
     rounds: dict[str, Any] = yaml.safe_load(ROUNDS.read_text(encoding="utf-8"))
     if updates is not None:
         for round_config in rounds["rounds"]:

@@ -35,7 +35,8 @@ _STUBBORN = 0.5  # of the errors
 class Verifying(Answerer):
     """Answers with errors.
 
-    error, unsure: shares of the questions that it could answer. seed: of its errors.
+    error, unsure: shares of the questions that it could answer.
+    seed: of its errors.
     """
 
     def __init__(self, *, error: float = 0.1, unsure: float = 0.05, seed: int = 0) -> None:
@@ -43,7 +44,10 @@ class Verifying(Answerer):
         self._error, self._unsure, self._error_seed = error, unsure, seed
 
     def answer(self, text: str, images: Sequence[bytes], seed: int | None = None) -> str:
-        """Return JSON with sure, answer and evidence. seed: of the request."""
+        """Return JSON with sure, answer and evidence.
+
+        seed: of the request.
+        """
         return self.answer_seeing(text, list(map(self.reader.locate, images)), seed or 0)
 
     def answer_seeing(self, text: str, sights: Sequence[Sight | None], seed: int) -> str:

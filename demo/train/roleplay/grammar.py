@@ -54,8 +54,8 @@ def names(held_out: bool) -> list[str]:
 class Reply:
     """Holds a narration and a quote, without marks.
 
-    puppet: the same narration with the player acting. other_level: the quote at the other speech
-    level.
+    puppet: the same narration with the player acting.
+    other_level: the quote at the other speech level.
     """
 
     narration: str
@@ -82,7 +82,10 @@ class Dialogue:
     turns: tuple[tuple[str, Reply], ...]
 
     def messages(self, exchanges: int, replies: list[str] | None = None) -> list[Message]:
-        """Return the first exchanges. replies: replaces the character's replies."""
+        """Return the first exchanges.
+
+        replies: replaces the character's replies.
+        """
         chat = [{"role": "system", "content": self.system}]
         for index, (user, reply) in enumerate(self.turns[:exchanges]):
             content = reply.text if replies is None else replies[index]
@@ -105,7 +108,10 @@ class Dialogue:
 
 
 def words(rng: random.Random, templates: list[str], scene: dict[str, Any]) -> dict[str, str]:
-    """Return a word for each slot of some templates. scene: the scenario, with the names."""
+    """Return a word for each slot of some templates.
+
+    scene: the scenario, with the names.
+    """
     book = tables()[2]["slots"]
     word_by_slot = {name: word for name, word in scene.items() if isinstance(word, str)}
     word_by_slot |= {"spot": rng.choice(scene["spots"]), "prop": rng.choice(scene["props"])}
@@ -116,7 +122,10 @@ def words(rng: random.Random, templates: list[str], scene: dict[str, Any]) -> di
 def exchange(
     rng: random.Random, entry: dict[str, Any], scene: dict[str, Any], levels: list[SpeechLevel]
 ) -> tuple[str, Reply]:
-    """Return a turn of the player and a reply. levels: the player's, the character's."""
+    """Return a turn of the player and a reply.
+
+    levels: the player's, the character's.
+    """
     ask, answer = rng.choice(entry["ask"]), rng.choice(entry["say"])
     act = rng.choice(tables()[1][entry["mood"]])
     slots = words(rng, [ask, answer], scene)
@@ -157,8 +166,9 @@ def dialogue(
 ) -> Dialogue:
     """Return a dialogue of one to `longest` exchanges, each on another topic.
 
-    held_out: use a scenario that is in no training. unseen_names: use names that are in no
-    training. scrambled: see `scramble`.
+    held_out: use a scenario that is in no training.
+    unseen_names: use names that are in no training.
+    scrambled: see `scramble`.
     """
     scenarios, _, book = tables()
     scene = rng.choice([s for s in scenarios if s.get("held_out", False) == held_out])

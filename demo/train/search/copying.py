@@ -28,7 +28,8 @@ def new_model(vocab_size: int, window: int) -> Qwen2ForCausalLM:
     """Return a model of 0.85 M parameters. Its random weights come from torch's random state.
 
     It has Qwen2's architecture, which has the biases that the first weights need.
-    vocab_size: of the tokenizer. window: the number of ids that the model reads.
+    vocab_size: of the tokenizer.
+    window: the number of ids that the model reads.
     """
     head: Any = {"head_dim": HEAD}  # read by the attention, but no declared argument
     config = Qwen2Config(

@@ -86,9 +86,10 @@ class Verifier:
 def refuse_foreign_requests(app: FastAPI, host: str, allow_host: str) -> None:
     """Let an application refuse requests of web pages of other sites, and of foreign hosts.
 
-    host: the address that it listens on. allow_host: further names of it, separated by commas.
-    Bodies are not limited: NeMo Gym sends as many at once as it has rollouts. Raises UserError for
-    a name that is none.
+    host: the address that it listens on.
+    allow_host: further names of it, separated by commas. Bodies are not limited: NeMo Gym sends as
+    many at once as it has rollouts.
+    Raises UserError for a name that is none.
     """
     from scorekit.server.bridge import BridgeMiddleware, bridge_access
 

@@ -31,7 +31,8 @@ from scorekit.adapters.shared import reward_settings
 class RewardServerConfig(BaseResourcesServerConfig):  # type: ignore[misc]
     """The config of the server.
 
-    reward: settings of RewardSettings. wait_s: seconds to wait for the services at first.
+    reward: settings of RewardSettings.
+    wait_s: seconds to wait for the services at first.
     allow_host: further names under which others call the server, separated by commas."""
 
     reward: dict[str, Any]

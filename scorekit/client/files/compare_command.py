@@ -43,7 +43,8 @@ _MAX_WIDTH = 11
 class System:
     """The scores of one system.
 
-    name: of its file, or as the file calls it. rows: as they are in the file.
+    name: of its file, or as the file calls it.
+    rows: as they are in the file.
     """
 
     name: str
@@ -65,8 +66,9 @@ class System:
 class Pairing:
     """The rows of two systems that belong to one source.
 
-    by: what joins them. unpaired: rows of either system without a partner. has_sources: whether
-    both have the sources, which are equal then.
+    by: what joins them.
+    unpaired: rows of either system without a partner.
+    has_sources: whether both have the sources, which are equal then.
     """
 
     by: str

@@ -20,7 +20,12 @@ _MAX_NAME_BYTES = 150
 
 @dataclass(frozen=True)
 class MetricSource:
-    """A metric. name: of its scores. target: URL or file. task: of a judge."""
+    """A metric.
+
+    name: of its scores.
+    target: URL or file.
+    task: of a judge.
+    """
 
     name: str
     target: str

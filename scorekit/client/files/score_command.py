@@ -388,7 +388,9 @@ def _pair(text: str, default: str | None) -> tuple[str, str]:
 def score_by_url(
     job: ScoreJob, urls: list[str], worst: int | None, settings: Mapping[str, Any]
 ) -> None:
-    """Score the file and print a summary. worst: number of rows to print.
+    """Score the file and print a summary.
+
+    worst: number of rows to print.
 
     Ends the command with 3 after transient errors. Raises UserError if nothing could be scored."""
     from scorekit.client.asynchronous import ScoringClient

@@ -94,7 +94,10 @@ class ResultCounts:
 
 
 class _Item(NamedTuple):
-    """A line of the input. before: its existing result, and raw: that result's bytes."""
+    """A line of the input.
+
+    before: its existing result, and raw: that result's bytes.
+    """
 
     line: Line
     before: dict[str, Any] | None = None
@@ -107,7 +110,11 @@ class _Item(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """A file to score. out: None for stdout. remedy: what to do about an output of another job."""
+    """A file to score.
+
+    out: None for stdout.
+    remedy: what to do about an output of another job.
+    """
 
     samples: SampleFile
     out: Path | None
@@ -433,7 +440,10 @@ class EarlyResults:
         self._on_first = act
 
     def put(self, fields: Mapping[str, Any]) -> None:
-        """Store a result until it is taken. fields: with its `line`."""
+        """Store a result until it is taken.
+
+        fields: with its `line`.
+        """
         self._call_on_first()
         self._records[fields["line"]] = EarlyResult(fields, to_json(fields) + b"\n")
         self._changed = True

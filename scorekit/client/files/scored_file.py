@@ -65,8 +65,9 @@ class ScoredFile:
     """
 
     def __init__(self, path: Path, better: Direction | None = None) -> None:
-        """Raise UserError for a file without results. better: for metrics whose output does not
-        tell."""
+        """Raise UserError for a file without results.
+
+        better: for metrics whose output does not tell."""
         self.file = RowFile(path, "jsonl")
         self.path = self.file.path
         self.description = None if self.file.is_stdin else _checked_description(path)

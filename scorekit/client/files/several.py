@@ -42,7 +42,8 @@ _REMEDY = "name another file, or say --overwrite"
 class RowHead(NamedTuple):
     """The beginning of a line of OUT: `line`, `id` and the fields to keep.
 
-    texts: of the row, for people. problem: why the row is no sample."""
+    texts: of the row, for people.
+    problem: why the row is no sample."""
 
     fields: dict[str, Any]
     system: str | None
@@ -55,8 +56,10 @@ class RowHead(NamedTuple):
 class RowHeads:
     """The rows of a file, as the lines of OUT begin.
 
-    needed: columns by which the file is read. keep: fields of OUT, by the names that they have
-    there; `src`, `mt` and `ref` are those of the `columns`. also: further columns for people.
+    needed: columns by which the file is read.
+    keep: fields of OUT, by the names that they have there; `src`, `mt` and `ref` are those of the
+    `columns`.
+    also: further columns for people.
     """
 
     file: RowFile | ParallelFiles
@@ -139,7 +142,10 @@ class MetricPart(NamedTuple):
 
 @dataclass(frozen=True)
 class SeveralRun:
-    """One run of several metrics over a file. out: None: only the parts are written."""
+    """One run of several metrics over a file.
+
+    out: None: only the parts are written.
+    """
 
     heads: RowHeads
     parts: Sequence[MetricPart]
@@ -175,7 +181,10 @@ class SeveralRun:
             )
 
     def write(self, on_row: Callable[[ScoredRow], None]) -> None:
-        """Write OUT from the complete parts. on_row: is called with each row, also without OUT."""
+        """Write OUT from the complete parts.
+
+        on_row: is called with each row, also without OUT.
+        """
         if self.out is None:
             for _, row in self.lines():
                 on_row(row)

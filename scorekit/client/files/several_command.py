@@ -278,7 +278,10 @@ _COLUMNS = ("mean", "scored", "failed", "blank")
 
 
 class SystemScore(NamedTuple):
-    """The counts of one metric over the rows of one system. blank: None if it is not known."""
+    """The counts of one metric over the rows of one system.
+
+    blank: None if it is not known.
+    """
 
     metric: str
     system: str | None
@@ -319,7 +322,9 @@ class SystemScores:
             counts[name].add(numbered)
 
     def scores(self, blank: int | Mapping[str, int]) -> Iterator[SystemScore]:
-        """Yield the scores by metric, then by system. blank: blank rows, of each system if known.
+        """Yield the scores by metric, then by system.
+
+        blank: blank rows, of each system if known.
 
         Without systems, or with so many values that they are none, the score of all rows."""
         for name in self._directions:

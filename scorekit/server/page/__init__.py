@@ -29,7 +29,10 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {
 
 
 def add_page(app: FastAPI, kind: str, service: str) -> None:
-    """Serve the page of a kind of service (`Endpoint.page`) at `/`. service: the displayed name."""
+    """Serve the page of a kind of service (`Endpoint.page`) at `/`.
+
+    service: the displayed name.
+    """
     body, headers = make_page(kind, service)
 
     @app.get("/", include_in_schema=False)

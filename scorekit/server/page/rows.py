@@ -32,7 +32,9 @@ _MAX_NAME = 80  # characters of a file's name in a message
 
 
 class _Request(BaseModel):
-    """name: of a file; "": pasted. text: what was pasted. base64: the file's bytes instead.
+    """name: of a file; "": pasted.
+    text: what was pasted.
+    base64: the file's bytes instead.
 
     src, mt, ref, id: the names of the columns; "": none."""
 
@@ -81,10 +83,10 @@ def read_rows(
     """Return the rows of a file, or why they cannot be scored, and how they were read.
 
     problem: why; "" if they can. rows: each with its `line` and `id`, and a `sample` or, if it is
-    none, a `problem`. names: the columns of the file. columns: the name that was taken for each
-    field, or None. likely: names that may be meant, where a field is missing. notes: warnings.
-    bad, blank, empty: rows that are no samples, that were skipped, that have no translation. unit:
-    what a row's `line` counts.
+    none, a `problem`. names: the columns of the file.
+    columns: the name that was taken for each field, or None. likely: names that may be meant, where
+    a field is missing. notes: warnings. bad, blank, empty: rows that are no samples, that were
+    skipped, that have no translation. unit: what a row's `line` counts.
     """
     columns = columns or _PageColumns()
     answer: dict[str, Any] = {"problem": "", "rows": [], "notes": [], "names": [], "likely": {}}
@@ -93,7 +95,7 @@ def read_rows(
     try:
         file = _file(name, content, answer["notes"])
         answer["format"] = file.format
-        _read(SampleFile(file, fields=columns, bad_rows="skip"), answer)
+        _add_rows(SampleFile(file, fields=columns, bad_rows="skip"), answer)
     except UserError as error:
         answer["problem"] = "\n".join([str(error), *error.lines])
     if file is not None:
@@ -103,7 +105,11 @@ def read_rows(
     return answer
 
 
-def _read(samples: SampleFile, answer: dict[str, Any]) -> None:
+def _add_rows(samples: SampleFile, answer: dict[str, Any]) -> None:
+    """Add the rows to an answer of `read_rows`, and its counts of bad, blank and empty ones.
+
+    Raises UserError if there is no row, or none that is a sample, or more than the page takes.
+    """
     count = 0
     for count, line in enumerate(samples.lines(), 1):
         answer["bad"] += bool(line.problem)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scorekit.text.numbers.forms import NumberedText
-from scorekit.text.numbers.moments import Moment, is_other_half, is_turned, unmatched
+from scorekit.text.numbers.moments import Moment, is_other_half, is_turned, unmatched_moments
 from scorekit.text.numbers.read import Number
 from scorekit.text.numbers.units import EXACT, NumberWithUnit, numbers_in, without_number
-from scorekit.text.pattern_rows import compiled
+from scorekit.text.pattern_rows import compile_patterns
 
 #: A text that names a time zone may state a time or a day in another one.
 _ZONE = re.compile(
@@ -215,7 +215,7 @@ def _add_conflict(
 def _compare_times(src: NumberedText, mt: NumberedText, conflicts: Conflicts) -> None:
     if not (src.may_have_times and mt.may_have_times and src.times and mt.times):
         return
-    open_src, open_mt = unmatched(src.times, mt.times)
+    open_src, open_mt = unmatched_moments(src.times, mt.times)
     _explain(src, mt, src.times, mt.times, open_src, open_mt, conflicts)
     if not open_src or not open_mt:
         return
@@ -231,7 +231,7 @@ def _compare_times(src: NumberedText, mt: NumberedText, conflicts: Conflicts) ->
 def _compare_dates(src: NumberedText, mt: NumberedText, conflicts: Conflicts) -> None:
     if not (src.may_have_dates and mt.may_have_dates and src.dates and mt.dates):
         return
-    open_src, open_mt = unmatched(src.dates, mt.dates)
+    open_src, open_mt = unmatched_moments(src.dates, mt.dates)
     _explain(src, mt, src.dates, mt.dates, open_src, open_mt, conflicts)
     for src_date in open_src:
         for mt_date in open_mt:
@@ -250,7 +250,7 @@ def _compare_weekdays(src: NumberedText, mt: NumberedText, conflicts: Conflicts)
         return
     days_src, days_mt = src.weekdays, mt.weekdays
     if days_src and days_mt:
-        open_src, open_mt = unmatched(days_src, days_mt)
+        open_src, open_mt = unmatched_moments(days_src, days_mt)
         if open_src and open_mt:
             conflicts.doubts.append(f"{_words(src, open_src[0])} is {_words(mt, open_mt[0])}")
 
@@ -258,7 +258,7 @@ def _compare_weekdays(src: NumberedText, mt: NumberedText, conflicts: Conflicts)
 def _compare_frequencies(src: NumberedText, mt: NumberedText, conflicts: Conflicts) -> None:
     if not (src.may_have_frequencies and mt.may_have_frequencies):
         return
-    open_src, open_mt = unmatched(src.frequencies, mt.frequencies)
+    open_src, open_mt = unmatched_moments(src.frequencies, mt.frequencies)
     if open_src and open_mt:
         is_only = len(src.frequencies) == len(mt.frequencies) == 1
         seen = f"{_words(src, open_src[0])} is {_words(mt, open_mt[0])}"
@@ -423,13 +423,14 @@ def bound_words(language: str) -> BoundWords:
     if language in ("en", "de"):
         after = r"{UNIT} (?:(?P<most>{MOST_A})|(?P<least>{LEAST_A}))"
     rows = {"before": before + r" ?{BETWEEN}{0,2}\Z", "after": after, "denies": data["denies"]}
-    return BoundWords(**compiled(rows, parts))
+    return BoundWords(**compile_patterns(rows, parts))
 
 
 class Bound(NamedTuple):
     """Holds what the words beside a number say.
 
-    kind: LEAST or MOST. denied: whether its sentence has a negation besides.
+    kind: LEAST or MOST.
+    denied: whether its sentence has a negation besides.
     """
 
     kind: str

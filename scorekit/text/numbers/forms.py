@@ -19,7 +19,7 @@ from scorekit.text.numbers.moments import (
     find_times,
     find_weekdays,
 )
-from scorekit.text.numbers.read import Number, numbers, prepared
+from scorekit.text.numbers.read import Number, numbers, prepare
 from scorekit.text.numbers.table import Table
 from scorekit.text.numbers.units import NumberWithUnit, read_quantities
 
@@ -87,7 +87,7 @@ class NumberedText:
     """A text with its numbers, in order."""
 
     def __init__(self, text: str, table: Table) -> None:
-        self.text = prepared(text)
+        self.text = prepare(text)
         self.table = table
         self.numbers = list(numbers(self.text, table))
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scorekit.text.pattern_rows import compiled
+from scorekit.text.pattern_rows import compile_patterns
 
 _TABLE = Path(__file__).parent / "moments.toml"
 _DAY, _HALF_DAY, _NOON = 24 * 60, 12 * 60, 12 * 60
@@ -54,8 +54,8 @@ FREQUENCY_SIGNS = {
 class Moment(NamedTuple):
     """A time or date: text[start:end].
 
-    options: what it may be: minutes of the day, or 100 times the month plus the day. sure: whether
-    the text says which (a half of the day; an order of day and month).
+    options: what it may be: minutes of the day, or 100 times the month plus the day.
+    sure: whether the text says which (a half of the day; an order of day and month).
     """
 
     start: int
@@ -83,10 +83,12 @@ class Moments(NamedTuple):
 def moments_of(language: str) -> Moments:
     """Return the words and patterns of a language ("ko"), from moments.toml."""
     data = tomllib.loads(_TABLE.read_text(encoding="utf-8"))[language]
-    hours = _counted(data, "hours", "other_hours")
-    minutes = _counted(data, "minutes", first=data.get("first_minute", 1)) | _by_tens(data, 59)
-    months = _counted(data, "months", "short_months")
-    weekdays = _counted(data, "weekdays", "other_weekdays", "more_weekdays")
+    hours = _number_by_word(data, "hours", "other_hours")
+    minutes = _number_by_word(data, "minutes", first=data.get("first_minute", 1)) | _by_tens(
+        data, 59
+    )
+    months = _number_by_word(data, "months", "short_months")
+    weekdays = _number_by_word(data, "weekdays", "other_weekdays", "more_weekdays")
     marks = {
         word.replace("_", " ").casefold(): half
         for half, row in data["marks"].items()
@@ -106,7 +108,7 @@ def moments_of(language: str) -> Moments:
     rows |= {name: data[name] for name in ("weekday", "frequency")}
     if language == "de":
         rows["mark"] = r"\b({MARK})\b"
-    patterns = compiled(rows, parts)
+    patterns = compile_patterns(rows, parts)
     marks |= {word: half for half, row in later_marks.items() for word in row.split()}
     return Moments(
         patterns["time"],
@@ -122,7 +124,7 @@ def moments_of(language: str) -> Moments:
     )
 
 
-def _counted(data: Mapping[str, Any], *names: str, first: int = 1) -> dict[str, int]:
+def _number_by_word(data: Mapping[str, Any], *names: str, first: int = 1) -> dict[str, int]:
     return {
         word.casefold(): first + index
         for name in names
@@ -193,7 +195,7 @@ def _time(
     if is_bare and groups["h"] == "一":
         return None  # "一点": a little
     if (relation := groups.get("rel")) is not None:
-        hour, minute = _related(relation.casefold(), hour, table)
+        hour, minute = _relate(relation.casefold(), hour, table)
     return Moment(start, end, *_options(hour, minute, half))
 
 
@@ -207,7 +209,7 @@ def _minute(groups: Mapping[str, str], table: Moments) -> int:
     return 30 if "half" in groups else 15 if "quarter" in groups else 45 if "three" in groups else 0
 
 
-def _related(relation: str, hour: int, table: Moments) -> tuple[int, int]:
+def _relate(relation: str, hour: int, table: Moments) -> tuple[int, int]:
     """Return hour and minute of "half past", "viertel vor" and the like."""
     if relation == "halb":
         return hour - 1 or 12, 30
@@ -302,7 +304,7 @@ def find_frequencies(text: str, language: str) -> list[Moment]:
 Reader = Callable[[str, str], list[Moment]]
 
 
-def unmatched(src: list[Moment], mt: list[Moment]) -> tuple[list[Moment], list[Moment]]:
+def unmatched_moments(src: list[Moment], mt: list[Moment]) -> tuple[list[Moment], list[Moment]]:
     """Return the moments of each text that no moment of the other may be."""
 
     def without(moments: list[Moment], other_moments: list[Moment]) -> list[Moment]:

@@ -14,10 +14,12 @@ from scorekit.text.numbers.table import Table
 
 
 class Atom(NamedTuple):
-    """Digits or a word. kind: as in a table; "x" for digits that are several numbers.
+    """Digits or a word.
 
-    other: for digits, their value with the other decimal mark. parts: their parts as separate
-    numbers.
+    kind: as in a table; "x" for digits that are several numbers.
+
+    other: for digits, their value with the other decimal mark.
+    parts: their parts as separate numbers.
     """
 
     kind: str
@@ -32,8 +34,10 @@ class Atom(NamedTuple):
 class Number(NamedTuple):
     """A number of a text: text[start:end].
 
-    values: its readings, the likeliest first. parts: its digits as separate numbers ("3:30",
-    "2019.3.1"). scale: factor of "million" and the like; 1 without. digits: whether it has any.
+    values: its readings, the likeliest first.
+    parts: its digits as separate numbers ("3:30", "2019.3.1").
+    scale: factor of "million" and the like; 1 without.
+    digits: whether it has any.
     plain: whether it has more than factors ("hundreds", "만").
     """
 
@@ -64,7 +68,7 @@ _DIGITS = re.compile(
 _MARKS = re.compile(r"[.,:'’ ]")
 
 
-def prepared(text: str) -> str:
+def prepare(text: str) -> str:
     """Return the text for reading: NFKC, without links, tags, placeholders and raised digits.
 
     A mixed fraction ("2½", "2 1/2") and tenths ("3할 4푼 9리") become decimals."""
@@ -83,7 +87,7 @@ def prepared(text: str) -> str:
 
 
 def numbers(text: str, table: Table) -> Iterator[Number]:
-    """Yield the numbers of a `prepared` text, in order."""
+    """Yield the numbers of a `prepare` text, in order."""
     run: list[Atom] = []
     for atom in _atoms(text, table):
         if run and not _goes_on(text, run, atom, table):
@@ -146,7 +150,7 @@ def _readings(raw: str, chunks: list[str], decimal: str) -> list[Fraction]:
     """Return the readings of digits with marks, the likelier first; empty for several numbers."""
     marks = _MARKS.findall(raw)
     if not marks:
-        return [_joined(chunks)]
+        return [_join(chunks)]
     last, earlier_marks = marks[-1], set(marks[:-1])
     are_groups = all(len(chunk) == 3 for chunk in chunks[1:-1])
     if ":" in marks or not are_groups or len(earlier_marks) > 1:
@@ -154,12 +158,12 @@ def _readings(raw: str, chunks: list[str], decimal: str) -> list[Fraction]:
     if earlier_marks and earlier_marks != {last}:
         return [_decimal(["".join(chunks[:-1]), chunks[-1]])] if last in ".," else []
     is_grouped = len(chunks[0]) <= 3 == len(chunks[-1])
-    as_group = [_joined(chunks)] if is_grouped and (earlier_marks or chunks[0] != "0") else []
+    as_group = [_join(chunks)] if is_grouped and (earlier_marks or chunks[0] != "0") else []
     as_decimal = [_decimal(chunks)] if last in ".," and not earlier_marks else []
     return as_decimal + as_group if last == decimal else as_group + as_decimal
 
 
-def _joined(chunks: list[str]) -> Fraction:
+def _join(chunks: list[str]) -> Fraction:
     return Fraction(int("".join(chunks[:_MAX_DIGITS])[:_MAX_DIGITS]))
 
 
@@ -229,9 +233,11 @@ def _read(atoms: Sequence[Atom]) -> tuple[Fraction, int]:
 class _Sum:
     """A number that is read from left to right.
 
-    total: closed groups. group: factors in the open group. plain: the number after them. factor,
-    scale: the last factor of this group, and the last one that closed a group. left: how many
-    atoms at the end belong to the next number.
+    total: closed groups.
+    group: factors in the open group.
+    plain: the number after them.
+    factor, scale: the last factor of this group, and the last one that closed a group.
+    left: how many atoms at the end belong to the next number.
     """
 
     total: Fraction = Fraction(0)

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.languages import find_language
-from scorekit.text.pattern_rows import add_parts, compiled
+from scorekit.text.pattern_rows import add_parts, compile_patterns
 
 #: MADLAD-400 id of a language -> its file.
 FILES = {"de": "german", "en": "english", "ko": "korean", "zh": "chinese"}
@@ -48,9 +48,11 @@ Word = tuple[str, Fraction]
 class Table:
     """The number words of one language.
 
-    language: its MADLAD-400 id. mixed: True if a number can have digits after a scale ("1억 2천만",
-    "3亿5000万"). decimal: the mark before decimals; the other one of "." and "," groups digits by
-    three. words: folded word -> (kind, value). hints: folded word -> values.
+    language: its MADLAD-400 id.
+    mixed: True if a number can have digits after a scale ("1억 2천만", "3亿5000万").
+    decimal: the mark before decimals; the other one of "." and "," groups digits by three.
+    words: folded word -> (kind, value).
+    hints: folded word -> values.
     """
 
     language: str
@@ -74,7 +76,10 @@ def find_table(language: str) -> Table | None:
 
 @lru_cache(maxsize=len(FILES))
 def read_table(name: str) -> Table:
-    """Read a file of this folder. name: without its ending."""
+    """Read a file of this folder.
+
+    name: without its ending.
+    """
     data = tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8"))
     long = dict(_words(data["words"])) | dict(_joined(**data.get("joined", {})))
     long |= {word.replace("ß", "ss"): value for word, value in long.items()}
@@ -87,7 +92,7 @@ def read_table(name: str) -> Table:
     for section in ("hints", "months"):
         parts[section.upper()] = _any_of(dict.fromkeys(w for _, w in _rows(data.get(section, {}))))
     add_parts(parts, data.get("names", {}))
-    patterns = compiled(data["patterns"], parts)
+    patterns = compile_patterns(data["patterns"], parts)
     language = next(code for code, file in FILES.items() if file == name)
     return Table(language, data["mixed"], data["decimal"], long | short, hints, patterns)
 

@@ -71,8 +71,11 @@ _TABLE = Path(__file__).parent / "units.toml"
 
 
 class Unit(NamedTuple):
-    """A unit. measure: what it measures. sizes: its sizes by custom. name: of what cannot be
-    converted (a currency)."""
+    """A unit.
+
+    measure: what it measures.
+    sizes: its sizes by custom.
+    name: of what cannot be converted (a currency)."""
 
     measure: str
     sizes: tuple[Fraction, ...]
@@ -83,9 +86,12 @@ class Unit(NamedTuple):
 class NumberWithUnit:
     """A number, or several ("5 feet 10 inches"), with a unit.
 
-    first, last: indices of its numbers. start, end: its place. values: the readings of its value.
-    units: the meanings of its unit. sure: False if the word has meanings that are no unit. change:
-    whether it may be a change of temperature.
+    first, last: indices of its numbers.
+    start, end: its place.
+    values: the readings of its value.
+    units: the meanings of its unit.
+    sure: False if the word has meanings that are no unit.
+    change: whether it may be a change of temperature.
     """
 
     first: int
@@ -224,7 +230,10 @@ def _half_digit(number: Fraction, by_fives: bool = True) -> Fraction:
 
 
 class Units(NamedTuple):
-    """The units of a language. after: finds the unit after a number; before: a mark of money.
+    """The units of a language.
+
+    after: finds the unit after a number;
+    before: a mark of money.
 
     words: folded word -> (meanings, whether it has no other).
     """
@@ -318,7 +327,7 @@ def read_quantities(
             single[index - 1] = None
     quantities: list[NumberWithUnit] = []
     for quantity in filter(None, single):
-        if quantities and (joined_quantity := _joined(text, quantities[-1], quantity)):
+        if quantities and (joined_quantity := _join(text, quantities[-1], quantity)):
             quantities[-1] = joined_quantity
         else:
             quantities.append(quantity)
@@ -421,7 +430,7 @@ def _told_before(
     return meanings, sure
 
 
-def _joined(text: str, first: NumberWithUnit, second: NumberWithUnit) -> NumberWithUnit | None:
+def _join(text: str, first: NumberWithUnit, second: NumberWithUnit) -> NumberWithUnit | None:
     """Return the whole of two quantities that are parts of one, or None."""
     if second.first != first.last + 1 or second.start - first.end > 6:
         return None

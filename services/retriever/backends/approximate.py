@@ -92,7 +92,8 @@ def search_settings(lists: int, vectors: int, pages: int) -> dict[str, Any]:
 class Candidates:
     """Finds the candidates of queries in the index of `build_candidates`, and scores them.
 
-    settings: those that `build_candidates` has returned. vectors: those of the same folder.
+    settings: those that `build_candidates` has returned.
+    vectors: those of the same folder.
     Raises UserError if this version of faiss cannot read the index."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], vectors: PackedVectors) -> None:

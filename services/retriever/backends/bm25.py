@@ -53,7 +53,11 @@ DIVIDED_PROBE = (
 
 
 class Bm25Builder:
-    """Builds the BM25 index. korean: method for Korean words. k1, b: BM25's parameters."""
+    """Builds the BM25 index.
+
+    korean: method for Korean words.
+    k1, b: BM25's parameters.
+    """
 
     name = NAME
 
@@ -176,7 +180,10 @@ _MEANING = ("NN", "NR", "VV", "VA", "XR", "MA")
 
 
 class Words:
-    """Finds the words of texts. korean: the method for Korean words."""
+    """Finds the words of texts.
+
+    korean: the method for Korean words.
+    """
 
     def __init__(self, korean: Korean) -> None:
         self.korean = korean
@@ -196,16 +203,17 @@ class Words:
     ) -> list[str]:
         """Return the words that are divided between lines: they are words of the page, too.
 
-        lines: a line and those in which it goes on. page_words: words of the page. A Korean line
-        that ends within a word looks like one that ends with it: so morphemes of the last and the
-        first word together are returned if they are not words of the page.
+        lines: a line and those in which it goes on.
+        page_words: words of the page. A Korean line that ends within a word looks like one that
+        ends with it: so morphemes of the last and the first word together are returned if they are
+        not words of the page.
         """
         words: list[str] = []
         korean: list[str] = []
         for first, *following in lines:
             line, start = (normalized("NFKC", t).lower().strip() for t in (first, following[0]))
             if divided := _DIVIDED.search(line):
-                words += _joined(divided[1], following)
+                words += _join(divided[1], following)
             elif (end := _KOREAN_END.search(line)) and (begin := _KOREAN_START.match(start)):
                 if self._kiwi is None:
                     words.append(end[0][-1] + begin[0][0])
@@ -272,7 +280,7 @@ def _plain(text: str) -> str:
     return normalized("NFKC", text).lower().translate(_UNSEEN)
 
 
-def _joined(start: str, following: Sequence[str]) -> Iterator[str]:
+def _join(start: str, following: Sequence[str]) -> Iterator[str]:
     """Yield a word from its first part and the lines that have the others."""
     word = start
     for text in following:

@@ -39,7 +39,10 @@ _BATCH_PAGES = 64
 
 
 class DenseBuilder:
-    """Builds the dense index. query_prefix, page_prefix: text that the model expects first."""
+    """Builds the dense index.
+
+    query_prefix, page_prefix: text that the model expects first.
+    """
 
     name = NAME
 

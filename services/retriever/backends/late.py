@@ -49,9 +49,10 @@ _MAX_QUERIES = 64
 class LateBuilder:
     """Builds the index from a server's vectors.
 
-    model: its name on the server. prompt: text sent with each image. query_prefix: text that the
-    model expects before a query. approximate: if queries search an approximate index; None: from
-    `APPROXIMATE_FROM` pages on.
+    model: its name on the server.
+    prompt: text sent with each image.
+    query_prefix: text that the model expects before a query.
+    approximate: if queries search an approximate index; None: from `APPROXIMATE_FROM` pages on.
     """
 
     name = NAME
@@ -108,7 +109,9 @@ class LateBuilder:
 
 
 class VectorFile:
-    """Builds the index from a file of vectors. model: the name of the model that made them.
+    """Builds the index from a file of vectors.
+
+    model: the name of the model that made them.
 
     approximate: as for `LateBuilder`."""
 
@@ -135,7 +138,7 @@ class VectorFile:
         Raises UserError unless the file has vectors for exactly these pages."""
         ids = {page.page_id for page in pages}
         with self._reading():
-            file = _opened(self._path)
+            file = _open(self._path)
         with file:
             with self._reading():
                 names = set(file.keys())
@@ -179,7 +182,7 @@ def _approximation(folder: Path, pages: int, approximate: bool | None) -> dict[s
     return {"approximate": build_candidates(folder)}
 
 
-def _opened(path: Path) -> Any:
+def _open(path: Path) -> Any:
     if path.suffix == ".npz":
         return np.load(path, allow_pickle=False)
     return safe_open(str(path), framework="numpy")
@@ -188,8 +191,11 @@ def _opened(path: Path) -> Any:
 class LateSearcher:
     """Searches the index of `LateBuilder` or `VectorFile`.
 
-    url: a server of the same model. Raises UserError for None: queries need vectors. model: its
-    name on the server; None: the name in the index.
+    settings: those that the builder returned for this folder.
+    url: a server of the same model.
+    model: its name on the server; None: the name in the index.
+    key: the server's key, if any.
+    Raises UserError for the URL None: queries need vectors.
     """
 
     name = NAME

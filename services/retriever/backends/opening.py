@@ -20,7 +20,9 @@ K = 60
 
 
 class Searcher(Protocol):
-    """Scores all pages of an index. name: the backend's name.
+    """Scores all pages of an index.
+
+    name: the backend's name.
 
     `read` runs in one thread, `scores` in others: in several at once if it calls servers.
     """
@@ -113,10 +115,10 @@ class HybridSearcher:
         by_part = [
             part.scores([query[k] for query in queries], hits) for k, part in enumerate(self._parts)
         ]
-        return [_fused(part_scores) for part_scores in zip(*by_part, strict=True)]
+        return [_fuse(part_scores) for part_scores in zip(*by_part, strict=True)]
 
 
-def _fused(part_scores: Sequence[Scores | SampleError]) -> Scores | SampleError:
+def _fuse(part_scores: Sequence[Scores | SampleError]) -> Scores | SampleError:
     total: Any = 0.0
     for scores in part_scores:
         if isinstance(scores, SampleError):

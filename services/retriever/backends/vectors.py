@@ -121,7 +121,10 @@ def _write_header(file: IO[bytes], rows: int, columns: int) -> None:
 
 
 class PackedVectors:
-    """The vectors that `pack` has written, in memory. is_mapped: they stay on the disk."""
+    """The vectors that `pack` has written, in memory.
+
+    is_mapped: they stay on the disk.
+    """
 
     def __init__(self, folder: Path, *, is_mapped: bool = False) -> None:
         self._values: Vectors = np.load(

@@ -34,7 +34,11 @@ _TICKS = {
 
 
 class _Field(NamedTuple):
-    """A visible form field. x1, y1, x2, y2: in pixels. flags: of its kind."""
+    """A visible form field.
+
+    x1, y1, x2, y2: in pixels.
+    flags: of its kind.
+    """
 
     kind: int
     flags: int
@@ -78,7 +82,8 @@ def annotation_boxes(pdf: Any, index: int, image: Image, without: Image) -> list
     """Return the text that annotations and form fields of a page show.
 
     pdf: a file in which the content of page `index`, from 0, is changed: read that page from
-    another copy of it. image, without: the page, and the page without annotations, in one size.
+    another copy of it.
+    image, without: the page, and the page without annotations, in one size.
     """
     page = pdf[index]
     try:

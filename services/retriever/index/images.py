@@ -24,8 +24,8 @@ _ANIMATIONS = {"GIF", "PNG", "WEBP"}
 class ImageRequest(NamedTuple):
     """The requested part and format of an image.
 
-    crop: x1, y1, x2, y2 in its pixels; None: the full image. max_pixels: scale down to at most this
-    many pixels; None: no scaling."""
+    crop: x1, y1, x2, y2 in its pixels; None: the full image.
+    max_pixels: scale down to at most this many pixels; None: no scaling."""
 
     crop: tuple[int, int, int, int] | None = None
     max_pixels: int | None = None
@@ -47,8 +47,9 @@ def png_of(image: Image.Image) -> bytes:
 def read_image(content: bytes, max_pixels: int, frame: int = 0) -> Image.Image:
     """Return an image file as RGB, as `scorekit.images` decodes it.
 
-    It is scaled down to at most max_pixels. frame: of several pages, the first is 0. Raises
-    UnreadableImage."""
+    It is scaled down to at most max_pixels.
+    frame: of several pages, the first is 0.
+    Raises UnreadableImage."""
     max_decoded_pixels = _MAX_DECODE_FACTOR * max_pixels
     return smaller(read_rgb(content, frame=frame, max_pixels=max_decoded_pixels), max_pixels)
 
@@ -72,7 +73,11 @@ class ImageFile:
             self.note = f"its frames 2 to {frames}: of an animation the first is a page"
 
     def read(self, number: int, dpi: float, max_pixels: int) -> FilePage:
-        """Return page `number`; the first is 1. dpi: has no meaning. Raises UnreadableImage."""
+        """Return page `number`; the first is 1.
+
+        dpi: has no meaning.
+        Raises UnreadableImage.
+        """
         return FilePage(read_image(self._content, max_pixels, number - 1), [], [])
 
     def close(self) -> None:
@@ -81,13 +86,13 @@ class ImageFile:
 
 def smaller(image: Image.Image, max_pixels: int | None) -> Image.Image:
     """Return the image scaled down to at most max_pixels, or unchanged if it is small enough."""
-    width, height = fitted(image.width, image.height, max_pixels)
+    width, height = fit_size(image.width, image.height, max_pixels)
     if (width, height) == image.size:
         return image
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
+def fit_size(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     """Return (width, height) scaled to at most max_pixels and MOST_SIDE per side."""
     factor = min(1.0, MOST_SIDE / max(width, height))
     if max_pixels is not None:

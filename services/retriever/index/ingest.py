@@ -55,8 +55,10 @@ def ingest(
 ) -> Manifest:
     """Make `index` the index of exactly these files, and drop its earlier content.
 
-    builders: one for each backend. timeout_s: seconds for a page. workers: reading processes; None:
-    one per CPU. bar: for example `progress_bar`; it counts files, then the pages of each backend.
+    builders: one for each backend.
+    timeout_s: seconds for a page.
+    workers: reading processes; None: one per CPU.
+    bar: for example `progress_bar`; it counts files, then the pages of each backend.
 
     Raises UserError if no page could be read, OSError if the index cannot be written; the old index
     stays. The manifest lists unreadable files and pages with a reason.

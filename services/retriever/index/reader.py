@@ -36,7 +36,10 @@ Ocr = Callable[[Any], list[TextBox]]
 
 
 class ReadingRules(NamedTuple):
-    """Settings that a page's image and text depend on. ocr: `module:function`."""
+    """Settings that a page's image and text depend on.
+
+    ocr: `module:function`.
+    """
 
     dpi: float = 144.0
     max_pixels: int = 16_000_000
@@ -182,8 +185,10 @@ class PageReader:
 
 @dataclass(slots=True)
 class _ReadState:
-    """State of a file while it is read. errors: by page; None: for the rest of the file. note: what
-    of it is not read, though its pages are."""
+    """State of a file while it is read.
+
+    errors: by page; None: for the rest of the file.
+    note: what of it is not read, though its pages are."""
 
     key: str = ""
     pages: int = 0

@@ -27,7 +27,8 @@ def no_step(more: int) -> None:
 class FilePage(NamedTuple):
     """A page as it was read from a file, before it is stored.
 
-    boxes: of its text layer. annotations: what annotations and form fields of a PDF show."""
+    boxes: of its text layer.
+    annotations: what annotations and form fields of a PDF show."""
 
     image: Image
     boxes: list[TextBox]
@@ -41,7 +42,8 @@ class _Stored(BaseModel):
 class PageContent(_Stored):
     """The content of a page.
 
-    width, height: of its image in pixels. picture: SHA-256 of the PNG, which is also its name.
+    width, height: of its image in pixels.
+    picture: SHA-256 of the PNG, which is also its name.
     boxes: its text in reading order."""
 
     width: int
@@ -51,7 +53,10 @@ class PageContent(_Stored):
 
 
 class PageRecord(PageContent):
-    """A page of an index. page_id: `{document}_{page}`; the first page is 1."""
+    """A page of an index.
+
+    page_id: `{document}_{page}`; the first page is 1.
+    """
 
     page_id: str
     document: str
@@ -66,7 +71,8 @@ class PageRecord(PageContent):
 class Skipped(_Stored):
     """A file, or a part of one, that is not in the index, with the reason.
 
-    source: name of the file or folder. page: None: all of it, or what the reason names."""
+    source: name of the file or folder.
+    page: None: all of it, or what the reason names."""
 
     source: str
     page: int | None = None
@@ -77,8 +83,9 @@ class Manifest(_Stored):
     """The state of an index: the file whose replacement makes a new state the current one.
 
     revision: digest of the pages and of the backends' files, and the name of their folder.
-    other_files: number of files of other kinds in the folders, by their ending. textless: ids of
-    pages without any letter or number. backends: name -> settings.
+    other_files: number of files of other kinds in the folders, by their ending.
+    textless: ids of pages without any letter or number.
+    backends: name -> settings.
     """
 
     schema_version: int = INDEX_SCHEMA

@@ -29,7 +29,10 @@ _MAX_NAME = 200
 
 
 class Source(NamedTuple):
-    """A file of pages. page: number of an image by its name; None: its pages count from 1."""
+    """A file of pages.
+
+    page: number of an image by its name; None: its pages count from 1.
+    """
 
     path: Path
     document: str
@@ -44,8 +47,9 @@ class Source(NamedTuple):
 class Sources(NamedTuple):
     """Holds the documents of the user's paths.
 
-    documents: sorted. skipped: files and folders that cannot be documents. other_files: number of
-    files of other kinds in folders, by their ending."""
+    documents: sorted.
+    skipped: files and folders that cannot be documents.
+    other_files: number of files of other kinds in folders, by their ending."""
 
     documents: list[Source]
     skipped: list[Skipped]

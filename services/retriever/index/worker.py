@@ -25,7 +25,7 @@ from services.retriever.index.annotations import (
     may_show_text,
     without_doubles,
 )
-from services.retriever.index.images import ImageFile, fitted, png_of, sha256
+from services.retriever.index.images import ImageFile, fit_size, png_of, sha256
 from services.retriever.index.reader import IndexPaths, Ocr, ReadingRules, ocr_of
 from services.retriever.index.records import FilePage, PageContent
 from services.retriever.index.sources import Source
@@ -170,7 +170,7 @@ class PdfFile:
 
     def __init__(self, content: bytes) -> None:
         self._content = content  # PDFium reads from it until the end
-        self._pdf = _opened(content)
+        self._pdf = _open(content)
         #: The copy whose pages are changed to read their annotations; opened when it is needed.
         self._changed: pypdfium2.PdfDocument | None = None
         self.pages = len(self._pdf)
@@ -195,7 +195,7 @@ class PdfFile:
             if not (math.isfinite(width * height) and width > 0 and height > 0):
                 raise PdfError("a page without a size")
             full = math.ceil(width * dpi / POINTS), math.ceil(height * dpi / POINTS)
-            fits = fitted(*full, max_pixels)
+            fits = fit_size(*full, max_pixels)
             scale = dpi / POINTS * min(1.0, fits[0] / full[0], fits[1] / full[1])
             image = page.render(scale=scale, rev_byteorder=True).to_pil().convert("RGB")
             boxes = text_boxes(page, image.width, image.height)
@@ -230,11 +230,11 @@ class PdfFile:
             if count == pdfium.FPDFPage_GetAnnotCount(page):
                 return self._changed
             self._changed.close()
-        self._changed = _opened(self._content)
+        self._changed = _open(self._content)
         return self._changed
 
 
-def _opened(content: bytes) -> pypdfium2.PdfDocument:
+def _open(content: bytes) -> pypdfium2.PdfDocument:
     """Return an open PDF with its form. Raises PdfError if it is not a PDF."""
     document = pdfium.FPDF_LoadMemDocument64(content, len(content), None)
     if not document:

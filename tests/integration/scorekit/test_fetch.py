@@ -42,8 +42,9 @@ MODELS: dict[str, dict[str, bytes]] = {
 class Hub:
     """A small hub.
 
-    requests: (method, path, Range). cut_after: bytes of a body before it breaks off; cuts: how
-    many bodies break off, None: all."""
+    requests: (method, path, Range).
+    cut_after: bytes of a body before it breaks off;
+    cuts: how many bodies break off, None: all."""
 
     url: str = ""
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)

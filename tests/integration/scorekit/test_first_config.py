@@ -40,7 +40,10 @@ def config_of(task: str, folder: Path, **values: str) -> Path:
 
 
 def ran(folder: Path, module: str, *words: str, **settings: object) -> str:
-    """Run a command that must succeed; return its stdout. settings: a__b=1 is --set a.b=1."""
+    """Run a command that must succeed; return its stdout.
+
+    settings: a__b=1 is --set a.b=1.
+    """
     sets = [
         part
         for key, value in settings.items()

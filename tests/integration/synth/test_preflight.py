@@ -14,7 +14,7 @@ from scorekit.server.fake import FakeBackend
 from synth.__main__ import app
 from synth.preflight import check_run, need_passing
 from synth.run import RunOptions
-from synth.stages.table import BY_NAME, named
+from synth.stages.table import BY_NAME, stage_names
 from synth.storage.store import StageFolder
 from testing.corpus import write_corpus
 from testing.judge import PASS, running_judge, saying
@@ -337,7 +337,7 @@ def test_only_what_the_coming_stages_need_is_asked(tmp_path, teacher, metricx):
         names = [c.name for c in check_run(cfg, RunOptions(stages, **options)).checks]
         return [name for name in names if name in ("teacher", "metricx", "judge")]
 
-    later = named("all")[1:]
+    later = stage_names("all")[1:]
     assert checked_services(*later) == ["teacher", "metricx"]
     run(cfg)
     assert StageFolder(tmp_path, "score_select_best").done()
@@ -359,7 +359,7 @@ def test_the_teacher_is_asked_for_one_token_and_the_judge_for_one_verdict(tmp_pa
     ):
         cfg = full_config(tmp_path, teacher, metricx, url)
         before = len(metricx.batches)
-        assert not check_run(cfg, RunOptions(named("all"))).failed
+        assert not check_run(cfg, RunOptions(stage_names("all"))).failed
     (teacher_request,) = teacher.requests
     assert teacher_request.body["max_tokens"] == 1 and teacher_request.body["n"] == 1
     assert [message["role"] for message in teacher_request.body["messages"]] == ["system", "user"]
@@ -370,7 +370,9 @@ def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, t
     llm = saying(PASS)
     llm.api_key = "right"
     with llm.running() as upstream, running_judge(upstream=upstream, key="wrong") as url:
-        findings = check_run(full_config(tmp_path, teacher, metricx, url), RunOptions(named("all")))
+        findings = check_run(
+            full_config(tmp_path, teacher, metricx, url), RunOptions(stage_names("all"))
+        )
     (message,) = findings.errors
     assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in message
     assert "\n" not in message and "it refuses the API key" in message
@@ -378,7 +380,7 @@ def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, t
 
 def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, metricx):
     cfg = full_config(tmp_path, teacher, metricx)
-    options, lines = RunOptions(named("all")), []
+    options, lines = RunOptions(stage_names("all")), []
     teacher.fail(503)
     assert "HTTP 503" in check_run(cfg, options).errors[0]
     teacher.fail(503)
@@ -393,7 +395,7 @@ def test_a_run_that_waits_for_a_service_names_its_address(tmp_path, teacher, met
     is_away(cfg, teacher, None)
     lines = []
     with pytest.raises(UserError, match="cannot connect"):
-        need_passing(cfg, RunOptions(named("all")), lines.append)
+        need_passing(cfg, RunOptions(stage_names("all")), lines.append)
     address = cfg.teacher.base_url
     assert f"the teacher at {address} does not answer: it is asked again, for 0.5 s" in lines
 

@@ -16,7 +16,10 @@ BROWSER = next(
 
 
 def browse(folder: Path, page: Path, *flags: str) -> str:
-    """Open a page. folder: for the browser's profile."""
+    """Open a page.
+
+    folder: for the browser's profile.
+    """
     command = [
         str(BROWSER),
         "--headless",

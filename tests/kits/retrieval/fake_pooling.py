@@ -41,9 +41,12 @@ def picture_vectors(png: bytes) -> np.ndarray:
 
 
 class FakePooling:
-    """The application. texts, num_images: how many it has got so far.
+    """The application.
 
-    error_response: sent while it is set. salt: another one makes another model.
+    texts, num_images: how many it has got so far.
+
+    error_response: sent while it is set.
+    salt: another one makes another model.
     """
 
     def __init__(self, salt: float = 0.0) -> None:

@@ -45,8 +45,10 @@ def annotated_pdf(
 ) -> bytes:
     """Return a PDF of one page with annotations.
 
-    annotations: entries of a dictionary; with further objects, which are @0, @1, ... in them. text:
-    of the page itself. has_form: list the annotations as fields. page, form, catalog: more entries.
+    annotations: entries of a dictionary; with further objects, which are @0, @1, ... in them.
+    text: of the page itself.
+    has_form: list the annotations as fields.
+    page, form, catalog: more entries.
     """
     objects: list[str] = []
     references = []
@@ -84,7 +86,12 @@ def field(
     more: str = "",
     visibility: int = 4,
 ) -> str:
-    """Return the entries of a form field. kind: Tx, Ch, Btn, Sig. flags: Ff. visibility: F."""
+    """Return the entries of a form field.
+
+    kind: Tx, Ch, Btn, Sig.
+    flags: Ff.
+    visibility: F.
+    """
     box = " ".join(map(str, rect))
     head = f"{WIDGET} /F {visibility} /FT /{kind} /T (f{box}) /Rect [{box}] /DA (/Helv 12 Tf 0 g)"
     return f"{head} {f'/V {value}' if value else ''} {f'/Ff {flags}' if flags else ''} {more}"

@@ -29,9 +29,11 @@ def refusal(status: int, type: str, message: str) -> JSONResponse:
 class StandInRetriever:
     """A fake retriever whose index and answers a test can change.
 
-    pages: text by page id. script: responses that are sent before any good one; None in it stands
-    for a good one. failing: query -> (error type, how often it still fails). requests: bodies of
-    searches. fetched: ids of images.
+    pages: text by page id.
+    script: responses that are sent before any good one; None in it stands for a good one.
+    failing: query -> (error type, how often it still fails).
+    requests: bodies of searches.
+    fetched: ids of images.
     """
 
     def __init__(self, pages: dict[str, str], *, max_samples: int = 16, bytes: int = 2**16) -> None:

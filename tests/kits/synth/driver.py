@@ -95,7 +95,10 @@ def stage_work(
     give_up: bool = False,
     **progress: Any,
 ) -> StageWork:
-    """Return the work of a process on a stage. progress: fields of `StageProgress`."""
+    """Return the work of a process on a stage.
+
+    progress: fields of `StageProgress`.
+    """
     out_dir = cfg.run.out_dir
     return StageWork(
         cfg,
@@ -117,7 +120,10 @@ def prepared(
     overwrite: bool = False,
     **options: Any,
 ) -> tuple[dict[str, Any], StageWork]:
-    """Return the manifest of a stage that is to run, and its work. options: of `stage_work`."""
+    """Return the manifest of a stage that is to run, and its work.
+
+    options: of `stage_work`.
+    """
     work = stage_work(stage, cfg, **options)
     return prepare_stage(stage, later, work, resume=resume, overwrite=overwrite), work
 

@@ -75,7 +75,8 @@ def write_stage(
 ) -> None:
     """Write a finished stage.
 
-    shards: lists of records. rejected: records that the first shard has rejected.
+    shards: lists of records.
+    rejected: records that the first shard has rejected.
     """
     folder.set_manifest(
         {

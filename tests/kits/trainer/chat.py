@@ -46,7 +46,9 @@ def template_text(name: str) -> str:
 
 
 def byte_tokenizer(template: str | None = None, end: str = "<|im_end|>") -> Any:
-    """Return a tokenizer with one token per byte, as GPT-2 writes them. end: eos_token.
+    """Return a tokenizer with one token per byte, as GPT-2 writes them.
+
+    end: eos_token.
 
     Every Korean character is three tokens.
     """

@@ -89,8 +89,9 @@ def noise_patches(height: int, width: int, seed: int) -> Patches:
 def tiny(kind: str, *, head: int = 16, max_positions: int = 512, spread: float = 0.2) -> nn.Module:
     """Return a random model in float64 whose weights are large enough for an image to matter.
 
-    head: size of the text's attention heads. max_positions: ids that it reads. spread: of its
-    weights.
+    head: size of the text's attention heads.
+    max_positions: ids that it reads.
+    spread: of its weights.
     """
     import transformers
 

@@ -60,8 +60,8 @@ class Recorder(FakeBackend):
 class OtherMetric(Recorder):
     """A metric that is no reward. Its score, 0 to 1, is a function of the texts that it reads.
 
-    ref: how it reads references. higher: if False, lower scores are better and the score is
-    reversed.
+    ref: how it reads references.
+    higher: if False, lower scores are better and the score is reversed.
     """
 
     def __init__(self, ref: Any = "optional", *, model: str = "other", higher: bool = True) -> None:
@@ -97,7 +97,8 @@ def reward_services() -> Iterator[Services]:
 class Switch:
     """An app that is before a service and can answer 503.
 
-    down: returns whether a request for scores is refused. away: every request is refused.
+    down: returns whether a request for scores is refused.
+    away: every request is refused.
     refuses_after: how many requests for scores are answered before one is refused; it waits for
     them.
     """

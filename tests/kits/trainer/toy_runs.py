@@ -68,7 +68,10 @@ def train_here(config: Path, out: Path, *overrides: str, resume: bool = False) -
 
 
 def start(config: Path, out: Path, *arguments: str, output: Path | None = None) -> Command:
-    """Start the command. output: as for `Command`."""
+    """Start the command.
+
+    output: as for `Command`.
+    """
     out_dir = f"misc.run_dir={out}"
     return Command(
         "trainer",

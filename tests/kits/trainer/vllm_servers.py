@@ -54,7 +54,8 @@ def make_stubs(policy: Path, mode: str, count: int = 2) -> list[VLLMStub]:
 class ServedRun:
     """A model whose weights change, and its sampler.
 
-    models: copies, one for each version. oracle: computes what a server samples.
+    models: copies, one for each version.
+    oracle: computes what a server samples.
     """
 
     sampler: VLLMSampler

@@ -50,7 +50,10 @@ def flat(prefix, config):
 
 
 def results_of(ends):
-    """Return results with these final chrF. ends: arm -> seed -> chrF; MetricX is the same."""
+    """Return results with these final chrF.
+
+    ends: arm -> seed -> chrF; MetricX is the same.
+    """
     stats = {"bleu": 1.0, "xcomet_score": 0.5, "tokens": 7.0}
     start = {"update": 0, "chrf": 10.0, "metricx_score": 20.0, **stats}
     log = [log_line(age) for age in (0, 1)]

@@ -227,8 +227,9 @@ class Algorithm:
     ) -> Tensor:
         """Return the weight of each token that corrects for the sampler, [B, T], a constant.
 
-        mask_BT: the tokens to train on. sampled_BT: those that the policy sampled, which include
-        them; both without observations and padding.
+        mask_BT: the tokens to train on.
+        sampled_BT: those that the policy sampled, which include them; both without observations and
+        padding.
         """
         if not correction.is_by_sequence:
             return correction.weights(old_BT - sampler_BT)

@@ -80,7 +80,8 @@ MOST_GAP = 0.3
 class VLLMSampler:
     """Samples from vLLM servers. Requests run in an event loop in its own thread.
 
-    Several threads may sample while one syncs weights. weights: those of the last sync.
+    Several threads may sample while one syncs weights.
+    weights: those of the last sync.
     """
 
     def __init__(

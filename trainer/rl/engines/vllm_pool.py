@@ -48,8 +48,9 @@ class PooledServer:
     has_labels: whether it says which weights sampled each token, and can pause.
     model_names: names of the model that it was started with.
     fault_reason: the invalid completion for which it is left out; None for another reason.
-    answered_at: when it last showed that it has the weights. completed_at: when it last completed a
-    prompt. checked_at: when it was last asked because it was silent. By the loop's clock.
+    answered_at: when it last showed that it has the weights.
+    completed_at: when it last completed a prompt.
+    checked_at: when it was last asked because it was silent. By the loop's clock.
     is_lost: set when prompts in flight are to go elsewhere.
     is_idle: set while no prompt has a slot.
     retired_names: adapters that it may still have, to unload.

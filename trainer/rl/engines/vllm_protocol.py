@@ -380,7 +380,9 @@ def _read_versions(
 ) -> list[int]:
     """Return the update of each id. Spans cover all ids in their order, from the oldest weights.
 
-    version: of the weights that the server had when the request was sent.
+    version: label of the weights that the server had when the request was sent; none are older.
+    newest_update: that of the newest weights that the server can have by now.
+    Raises InvalidCompletion for spans that do not cover the ids, or of impossible weights.
     """
     versions: list[int] = []
     min_update = update_of(version, version)

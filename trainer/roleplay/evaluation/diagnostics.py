@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 STRETCH = 8
 
 
-def copied(text: str, source: str | None) -> float | None:
+def copied_share(text: str, source: str | None) -> float | None:
     """Return the share of a reply's characters in substrings that are also in `source`.
 
     A substring has `STRETCH` or more characters; runs of white space count as one space. None for
     an empty reply, or without a source.
     """
-    source_text, reply = _folded(source or ""), _folded(text)
+    source_text, reply = _fold(source or ""), _fold(text)
     if not source_text or not reply:
         return None
     source_substrings = _substrings(source_text)
@@ -35,12 +35,12 @@ def copied(text: str, source: str | None) -> float | None:
     return sum(marked) / len(reply)
 
 
-def repeated(text: str) -> float | None:
+def repeated_share(text: str) -> float | None:
     """Return the share of a reply's substrings of `STRETCH` characters that came before in it.
 
     0 for a shorter reply, None for an empty one.
     """
-    reply = _folded(text)
+    reply = _fold(text)
     if not reply:
         return None
     count = max(0, len(reply) - STRETCH + 1)
@@ -50,10 +50,10 @@ def repeated(text: str) -> float | None:
 def distinct(texts: Sequence[str]) -> float | None:
     """Return the number of different replies divided by the number of replies; None without
     replies."""
-    return len({_folded(text) for text in texts}) / len(texts) if texts else None
+    return len({_fold(text) for text in texts}) / len(texts) if texts else None
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return " ".join(text.split())
 
 

@@ -21,7 +21,7 @@ from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy import load_policy, load_tokenizer
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.evaluation.diagnostics import copied, repeated
+from trainer.roleplay.evaluation.diagnostics import copied_share, repeated_share
 from trainer.roleplay.evaluation.stats import compute_stats
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
@@ -132,9 +132,9 @@ def score_lines(
                 "finish_reason": "eos" if reply.is_complete else "length",
                 "characters": len(reply.text),
                 "chrf": chrf({"mt": reply.text, "ref": turn.reference}),
-                "copied_user": copied(reply.text, turn.user_turn),
-                "copied_reference": copied(reply.text, turn.reference),
-                "repeated": repeated(reply.text),
+                "copied_user": copied_share(reply.text, turn.user_turn),
+                "copied_reference": copied_share(reply.text, turn.reference),
+                "repeated": repeated_share(reply.text),
             }
         )
     return lines

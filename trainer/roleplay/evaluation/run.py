@@ -149,21 +149,21 @@ def _start_of(path: str) -> PolicyConfig | None:
 
 
 def _similarity(cfg: RoleplayConfig, folder: Path, server: OwnServer | None) -> Similarity:
-    """Return the similarity with the anchors of the policy's run, if it is a checkpoint.
+    """Return the similarity with the calibration of the policy's run, if it is a checkpoint.
 
-    Else they are those of the config, or fitted on data.train.
+    Else it is that of the config, or is fitted on data.train; then `folder` gets it.
     """
-    fitted = cfg.reward.calibration is None
+    has_no_calibration = cfg.reward.calibration is None
     candidate_dirs = [folder, *Path(str(cfg.policy.path)).resolve().parents[:2]]
     run_dir = next((run_dir for run_dir in candidate_dirs if (run_dir / FILE).is_file()), None)
-    if run_dir is not None and fitted:
+    if run_dir is not None and has_no_calibration:
         return open_similarity(cfg.reward, None, run_dir, server=server)
-    if fitted and cfg.data.train is None:
+    if has_no_calibration and cfg.data.train is None:
         raise UserError(
             "reward.calibration: name the calibration.json of a run, so that scores are "
             "comparable (or set data.train, to fit one)"
         )
-    turns = load_train(cfg.data) if fitted else None
+    turns = load_train(cfg.data) if has_no_calibration else None
     with tempfile.TemporaryDirectory() as empty:
         seed = cfg.misc.seed
         similarity = open_similarity(cfg.reward, turns, Path(empty), server=server, seed=seed)

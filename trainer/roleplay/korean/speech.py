@@ -134,7 +134,8 @@ def levels(text: str, names: Sequence[tuple[int, int]] = ()) -> list[Level]:
     """Return the level of each sentence that has a letter.
 
     Stage directions are left out unless there is nothing else, and so are words of others that are
-    quoted. names: see `sentences`.
+    quoted.
+    names: see `sentences`.
     """
     spoken = _DIRECTION.sub(_blank, text)
     text = _INNER_QUOTE.sub(_blank, spoken if spoken.strip() else text)
@@ -201,13 +202,14 @@ def _marks(morphemes: Sequence[Morpheme]) -> str:
 def _level_of_end(end: Sequence[Morpheme], marks: str, behind: Sequence[Morpheme]) -> Level:
     """Return the level of the last morpheme.
 
-    marks: those after it. behind: the words after its comma, if it is not the sentence's end.
+    marks: those after it.
+    behind: the words after its comma, if it is not the sentence's end.
     """
     last, before = end[-1], end[-2] if len(end) > 1 else None
     if before and last.form in _POLITE_TAIL and before.tag in ("EF", "EC", "JX"):
         return "polite"
     if last.tag in ("EF", "EC") or (last.form == "요" and last.tag in ("JX", "MM", "IC")):
-        return _of_ending(end, marks, behind)
+        return _level_of_final_ending(end, marks, behind)
     if last.tag == "ETN":
         return level_of_ending(last.form)
     if _ends_in_neunde(end):
@@ -220,7 +222,7 @@ def _level_of_end(end: Sequence[Morpheme], marks: str, behind: Sequence[Morpheme
     if last.tag == "IC" or is_single_word:
         if before and before.start + len(before.form) == last.start and not is_single_word:
             return "fragment"  # 그네, which Kiwi reads as 그 and 네
-        return _of_word(last.form, last.tag, marks if is_single_word else "")
+        return _level_of_word(last.form, last.tag, marks if is_single_word else "")
     return "fragment"
 
 
@@ -236,7 +238,13 @@ def _ends_in_neunde(end: Sequence[Morpheme]) -> bool:
     )
 
 
-def _of_ending(end: Sequence[Morpheme], marks: str, behind: Sequence[Morpheme]) -> Level:
+def _level_of_final_ending(
+    end: Sequence[Morpheme], marks: str, behind: Sequence[Morpheme]
+) -> Level:
+    """Return the level of the ending that is the last morpheme of `end`.
+
+    Arguments as of `_level_of_end`. A question or a sentence that breaks off can decide it.
+    """
     form, tag = end[-1].form, end[-1].tag
     if behind and tag == "EC" and form in OPEN_INSIDE:
         # 없나, 얘들아 asks; 하나, 늦겠지 goes on.
@@ -295,7 +303,7 @@ def _denies(end: Sequence[Morpheme], marks: str) -> bool:
     )
 
 
-def _of_word(form: str, tag: str, marks: str) -> Level:
+def _level_of_word(form: str, tag: str, marks: str) -> Level:
     """Return the level of a word that is an answer by itself, such as 네, 그럼요, 응."""
     if _POLITE_WORDS.fullmatch(form) or (tag == "IC" and form.endswith("요")):
         return "polite"

@@ -175,7 +175,10 @@ def open_trainer(start: TrlStart[RoleplayConfig], inputs: RunInputs, model: nn.M
 
 
 class RoleplayRun(TrlRun[RoleplayConfig]):
-    """A role-play run. settings: of sampling and training, for the console."""
+    """A role-play run.
+
+    settings: of sampling and training, for the console.
+    """
 
     def __init__(
         self,

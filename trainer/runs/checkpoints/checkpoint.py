@@ -176,10 +176,10 @@ def best_checkpoint(folder: Path) -> Path | None:
 
     Only checkpoints that are rated by the newest one's evaluation set count; None without any.
     """
-    return max(_rated(folder), key=lambda pair: (pair[0], pair[1].name), default=(0, None))[1]
+    return max(_rate(folder), key=lambda pair: (pair[0], pair[1].name), default=(0, None))[1]
 
 
-def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
+def _rate(folder: Path) -> Iterator[tuple[float, Path]]:
     rated_by = None
     for path in checkpoints(folder):
         if damage_reason(path, read=False) is None:

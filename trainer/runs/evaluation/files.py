@@ -96,7 +96,8 @@ def reports_by_set(
 ) -> dict[str, list[tuple[int, R]]]:
     """Return (update, report) of the evaluations of a run, by the names of their sets.
 
-    folder: of the run. lines: of its eval.jsonl.
+    folder: of the run.
+    lines: of its eval.jsonl.
     """
 
     def report(line: dict[str, Any]) -> R:
@@ -161,7 +162,8 @@ class EvaluationFiles:
     ) -> None:
         """Write the files of an evaluation, and remove those of an earlier comparison.
 
-        lines: its examples as JSON. config: `config_text`.
+        lines: its examples as JSON.
+        config: `config_text`.
         write_page: gets path, policy, stats, examples and config.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +266,9 @@ def check_same_scoring(
 ) -> None:
     """Raise UserError if an earlier evaluation was scored differently.
 
-    earlier: its stats. now: what scores depend on here. words: describes each key of `now`.
+    earlier: its stats.
+    now: what scores depend on here.
+    words: describes each key of `now`.
     """
     for key, current in now.items():
         then = earlier.get(key, current)
@@ -281,7 +285,10 @@ def policy_at(policy: PolicyConfig, path: str) -> PolicyConfig:
 
 
 def config_text(cfg: BaseModel, policy: str | None) -> str:
-    """Return the config of an evaluation as YAML; policy: its path as the user named it."""
+    """Return the config of an evaluation as YAML;
+
+    policy: its path as the user named it.
+    """
     resolved = without_userinfo(cfg.model_dump(mode="json"))
     if policy is not None:
         resolved["policy"]["path"] = policy

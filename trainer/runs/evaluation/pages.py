@@ -37,7 +37,8 @@ class TaskPages:
 
     macros: the template of its macros: `look` (style), `legend`, `asked` and `answered` (a sample),
     `explain` (of stats), `run_notes`, `set_details`, `evaluation_details`, `group`.
-    units: what is held out, in the plural. answer: what a policy gives for one of them.
+    units: what is held out, in the plural.
+    answer: what a policy gives for one of them.
     filters, values: what the macros use besides.
     """
 
@@ -54,7 +55,10 @@ class TaskPages:
         sets: Sequence[Mapping[str, Any]],
         **values: Any,
     ) -> Path:
-        """Write report.html of a run. sets: `set_values` of each held-out set."""
+        """Write report.html of a run.
+
+        sets: `set_values` of each held-out set.
+        """
         ends = (*updates[-1:], *(values_of_set["last"] for values_of_set in sets))
         return self._write(
             folder / "report.html",

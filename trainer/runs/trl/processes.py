@@ -96,13 +96,19 @@ def changed_processes(cfg: Any, state: CheckpointState, processes: int) -> None:
 
 
 def update_size(section: Any, processes: int) -> int:
-    """Return the number of sequences of an update. section: `grpo` or `sft` of a config."""
+    """Return the number of sequences of an update.
+
+    section: `grpo` or `sft` of a config.
+    """
     share = section.per_device_train_batch_size * section.gradient_accumulation_steps
     return int(share * processes)
 
 
 def shares_text(section: Any, processes: int, unit: str) -> str:
-    """Return the size of an update and each process's share in words. unit: of sequences."""
+    """Return the size of an update and each process's share in words.
+
+    unit: of sequences.
+    """
     text = f"one update: {update_size(section, processes)} {unit}"
     if processes > 1:
         share = update_size(section, 1)

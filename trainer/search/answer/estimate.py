@@ -17,11 +17,12 @@ from trainer.search.records import ImageView, Question, Trajectory, Turn
 class Estimate:
     """The estimated usage of `episodes` episodes.
 
-    sampled: number of episodes in the sample; num_requested: those that need the generator; paid:
-    those of them with paid calls, whose tokens the server counted. The others are estimated, from
-    the paid ones if there are some. generator, judge: max usage of all episodes: without equal
-    requests and without cached answers. cap_episodes: how many the cap pays for; None without a cap
-    or a price.
+    sampled: number of episodes in the sample;
+    num_requested: those that need the generator;
+    paid: those of them with paid calls, whose tokens the server counted. The others are estimated,
+    from the paid ones if there are some.
+    generator, judge: max usage of all episodes: without equal requests and without cached answers.
+    cap_episodes: how many the cap pays for; None without a cap or a price.
     """
 
     episodes: int
@@ -63,8 +64,8 @@ def estimate(sample: Sequence[Trajectory], episodes: int, cfg: AnsweringConfig) 
     paid = [t for t in need_answer if t.answer is not None and t.answer.charge.calls]
     measured_cfg = _with_measured_tokens(paid, cfg.generator)
     factor = episodes / len(sample)
-    answers = _scaled([_of_generator(t, measured_cfg) for t in need_answer], factor)
-    verdicts = _scaled([_of_judge(t, cfg) for t in need_answer], factor)
+    answers = _scale([_of_generator(t, measured_cfg) for t in need_answer], factor)
+    verdicts = _scale([_of_judge(t, cfg) for t in need_answer], factor)
     generator, judge = priced(answers, cfg.money.generator), priced(verdicts, cfg.money.judge)
     total, cap = sum_charges([generator, judge]).money, cfg.money.cap
     paid_for = int(cap * episodes / total) if cap is not None and total else None
@@ -124,7 +125,7 @@ def _num_words(trajectory: Trajectory, cfg: GeneratorConfig) -> int:
     return estimated_words(cfg.system, trajectory.question.question)
 
 
-def _scaled(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:
+def _scale(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:
     total = sum_charges(charges)
     return ApiUsage(
         calls=round(factor * total.calls),

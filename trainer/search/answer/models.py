@@ -72,7 +72,11 @@ def chat_client(cfg: ChatModelConfig, name: str) -> LLMClient:
 
 
 class PaidText(BaseModel):
-    """A model's reply. text: None if it is not an answer, though it was paid for; error: why."""
+    """A model's reply.
+
+    text: None if it is not an answer, though it was paid for;
+    error: why.
+    """
 
     text: str | None
     error: str | None
@@ -128,10 +132,13 @@ class CachedChat:
     ) -> tuple[PaidText, ApiUsage]:
         """Return the model's reply and its usage now.
 
-        depends_on: all that the answer depends on (JSON values). messages: builds the request if
-        one is needed. words: max tokens of its texts; num_images: number of its images. schema:
-        JSON schema of the text; it is not checked here. Raises LLMError or TimeoutError without an
-        answer in time, of which nothing is stored; UserError, BudgetExceeded.
+        depends_on: all that the answer depends on (JSON values).
+        messages: builds the request if one is needed.
+        words: max tokens of its texts;
+        num_images: number of its images.
+        schema: JSON schema of the text; it is not checked here.
+        Raises LLMError or TimeoutError without an answer in time, of which nothing is stored;
+        UserError, BudgetExceeded.
         """
         key = paid_key(self.name, depends_on)
 
@@ -368,7 +375,7 @@ class AnswerJudge:
         texts = {"query": question, "answer": answer}
         entries = [answer_parts(reference) or reference for reference in references]
         if len(entries) == 1 and isinstance(entries[0], str):
-            return await self._judged(
+            return await self._ask_judge(
                 {"task": "answer_correctness", **texts, "reference": entries[0]}
             )
         if not self.model:
@@ -379,21 +386,21 @@ class AnswerJudge:
                 "questions with several right answers need. Start one of this version"
             )
         all_entries = json.dumps(entries, ensure_ascii=False)
-        return await self._judged({"task": _ANY_OF, **texts, "references": all_entries})
+        return await self._ask_judge({"task": _ANY_OF, **texts, "references": all_entries})
 
     async def grounded(self, question: str, answer: str, pngs: Sequence[bytes]) -> JudgedAnswer:
         """Judge how far images support an answer. Raises UserError, BudgetExceeded."""
         images = [b64encode(png).decode() for png in pngs]
         texts = {"query": question, "answer": answer}
-        return await self._judged({"task": "answer_grounded", **texts, "images": images})
+        return await self._ask_judge({"task": "answer_grounded", **texts, "images": images})
 
-    async def _judged(self, sample: Mapping[str, Any]) -> JudgedAnswer:
+    async def _ask_judge(self, sample: Mapping[str, Any]) -> JudgedAnswer:
         started_at = time.monotonic()
         if not self.model:
             await self.check()
         key = paid_key("judge", [self.model, sorted(sample.items())])
         try:
-            estimated = self._estimated(sample)
+            estimated = self._max_usage(sample)
             # the judge retries once if the first answer is not a verdict
             limit = sum_charges([estimated, estimated])
             pay = partial(self._request_verdict, sample, estimated, limit)
@@ -416,7 +423,7 @@ class AnswerJudge:
             latency_s=time.monotonic() - started_at,
         )
 
-    def _estimated(self, sample: Mapping[str, Any]) -> ApiUsage:
+    def _max_usage(self, sample: Mapping[str, Any]) -> ApiUsage:
         texts = [text for text in sample.values() if isinstance(text, str)]
         return max_verdict_usage(texts, len(sample.get("images", ())), self.cfg)
 

@@ -129,9 +129,12 @@ def evidence_images(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
 class AnswerPipeline:
     """Generator, judge and the store of paid answers of one run.
 
-    Use it in one event loop. cfg: of the run. run: its name. folder: run directory, which has
-    answers.sqlite unless the config names another location. rank, size: of this process among those
-    of the run, the first of which has to open the store before the others.
+    Use it in one event loop.
+    cfg: of the run.
+    run: its name.
+    folder: run directory, which has answers.sqlite unless the config names another location.
+    rank, size: of this process among those of the run, the first of which has to open the store
+    before the others.
 
     `check` opens the store and checks the servers; `finish` handles one episode, any number
     concurrently; `close` at the end. Raises UserError if the store cannot be opened.
@@ -147,7 +150,7 @@ class AnswerPipeline:
 
     async def check(self) -> None:
         """Raise UserError if generator or judge does not answer, or not as configured."""
-        _, _, generator, judging = await self._opened()
+        _, _, generator, judging = await self._open()
         await generator.check()
         await judging.check()
 
@@ -203,7 +206,7 @@ class AnswerPipeline:
         becomes a status: without an answer there is no verdict and no score. Raises BudgetExceeded,
         UserError.
         """
-        _, _, generator, judging = await self._opened()
+        _, _, generator, judging = await self._open()
         if trajectory.end not in _ANSWERED:
             return self._skip(trajectory, f"the episode's end: {trajectory.end}", None)
         if not is_asked(trajectory, self.cfg):
@@ -217,7 +220,7 @@ class AnswerPipeline:
             grounded = judged if judging.cfg.grounded else None
         else:
             judged, grounded = await gather_or_cancel(
-                (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
+                (_correctness(judging, question, text), _ground(judging, question, text, pngs))
             )
             assert judged is not None
         update = {"answer": answer, "judged": judged, "grounded": grounded}
@@ -228,7 +231,7 @@ class AnswerPipeline:
         judged = JudgedAnswer(status="skipped", score=score, reason=reason)
         return trajectory.model_copy(update={"answer": answer, "judged": judged})
 
-    async def _opened(self) -> tuple[Store, Account, Generator, AnswerJudge]:
+    async def _open(self) -> tuple[Store, Account, Generator, AnswerJudge]:
         """Return the parts, created in the loop that uses them."""
         if self._parts is None:
             store = open_store(self._location, SEARCH, self._run, self._rank)
@@ -255,7 +258,7 @@ async def _correctness(judging: AnswerJudge, question: Question, text: str) -> J
     return await judging.correctness(question.question, text, question.reference_answers)
 
 
-async def _grounded(
+async def _ground(
     judging: AnswerJudge, question: Question, text: str, pngs: Mapping[str, bytes]
 ) -> JudgedAnswer | None:
     if not judging.cfg.grounded:

@@ -19,9 +19,9 @@ from trainer.search.rollout.episode import EpisodeState, TurnOutput, add_turn
 class SearchEnvironment:
     """One episode at a time; `reset` begins the next one and forgets the last.
 
-    services: may be shared by any number of environments. policy: name in the records of the
-    episodes. Each method may be awaited in another event loop than the one before, but only one at
-    a time; `result` may be awaited beside the next episode.
+    services: may be shared by any number of environments.
+    policy: name in the records of the episodes. Each method may be awaited in another event loop
+    than the one before, but only one at a time; `result` may be awaited beside the next episode.
     """
 
     def __init__(self, services: EnvironmentServices, policy: str = "external") -> None:
@@ -62,18 +62,20 @@ class SearchEnvironment:
     async def step(self, text: str, tokens: int | None = None) -> Observation:
         """Take a turn of the policy and return its observation, at the end with the result.
 
-        text: the whole turn, of any content. tokens: their number, which counts towards
-        `episode.max_response_length`; None: the turn does not count. A mistake of the policy is an
-        observation. If the retriever fails, the episode ends without a reward, and the policy sees
-        nothing of it. Raises ValueError if no episode runs, UserError and IndexChanged if the
-        services cannot serve any episode, and BudgetExceeded.
+        text: the whole turn, of any content.
+        tokens: their number, which counts towards `episode.max_response_length`; None: the turn
+        does not count. A mistake of the policy is an observation. If the retriever fails, the
+        episode ends without a reward, and the policy sees nothing of it.
+        Raises ValueError if no episode runs, UserError and IndexChanged if the services cannot
+        serve any episode, and BudgetExceeded.
         """
         return await self._with_result(await self.advance(text, tokens))
 
     async def stop(self, reason: str) -> Observation:
         """End the episode because the trainer has no turn for it (its own limit is reached).
 
-        It is scored as an episode that used up its context. reason: goes into its record.
+        It is scored as an episode that used up its context.
+        reason: goes into its record.
         """
         return await self._with_result(
             await self._add(TurnOutput(end="context", detail=_storable(reason)))

@@ -13,9 +13,11 @@ from trainer.search.rollout.prompt import Message
 class EpisodeResult:
     """The result of an episode.
 
-    status: ok, or the reason why there is no reward: failed or late. reward: None unless ok, and
-    never 0 in place of a failure. components: judge, ndcg and format before their weights; a
-    missing one has no key. error: the reason of a missing reward. trajectory: the full record.
+    status: ok, or the reason why there is no reward: failed or late.
+    reward: None unless ok, and never 0 in place of a failure.
+    components: judge, ndcg and format before their weights; a missing one has no key.
+    error: the reason of a missing reward.
+    trajectory: the full record.
     """
 
     status: Status
@@ -47,7 +49,8 @@ class EpisodeResult:
 class Observation:
     """The messages that are new for the policy; after the end there are none.
 
-    done: the episode has ended. result: its result, if done.
+    done: the episode has ended.
+    result: its result, if done.
     """
 
     messages: tuple[Message, ...] = field(default=())

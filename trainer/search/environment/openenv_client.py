@@ -26,10 +26,12 @@ MARGIN_S = 30.0
 class SearchEnvClient(EnvClient[SearchAction, SearchObservation, SearchState]):  # type: ignore[misc]
     """One session with a search environment: one episode at a time.
 
-    base_url: of the server. message_timeout_s: seconds to wait for an answer; None: 60 for the
-    first reset, and then longer than the longest turn that the server names. A client that gives
-    up loses its session, and the server counts the episode as failed. api_key: of the server;
-    default from SCOREKIT_API_KEY. options: of `EnvClient`.
+    base_url: of the server.
+    message_timeout_s: seconds to wait for an answer; None: 60 for the first reset, and then longer
+    than the longest turn that the server names. A client that gives up loses its session, and the
+    server counts the episode as failed.
+    api_key: of the server; default from SCOREKIT_API_KEY.
+    options: of `EnvClient`.
 
     `reset(question=ROW)`, `reset(index=N)` or `reset(id="...")` choose the question, else `seed`
     does. Errors of the server raise RuntimeError. After an error of `step`, reset.

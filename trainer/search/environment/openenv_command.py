@@ -60,7 +60,7 @@ def serve_openenv(
 
     with clean_exit(stdout="log"):
         show_messages()
-        keys = _keys(host, no_auth)
+        keys = _read_keys(host, no_auth)
         guard = _Guard(host, port, keys, allow_host)
         guard.check()
         _serve(config, list(set_ or []), guard, max_sessions)
@@ -81,7 +81,11 @@ class _Guard(NamedTuple):
         bridge_access(self.host, self.allow_host)
 
 
-def _keys(host: str, no_auth: bool) -> list[bytes]:
+def _read_keys(host: str, no_auth: bool) -> list[bytes]:
+    """Return the keys of the environment variable; none: everyone who reaches the port may play.
+
+    Raises UserError if others can reach the host, and neither a key nor `no_auth` is set.
+    """
     text = os.environ.get(KEYS_VARIABLE)
     keys = [key.strip().encode() for key in (text or "").split(",") if key.strip()]
     if text is not None and not keys:
@@ -160,7 +164,10 @@ def guard_app(
 
 
 class SocketApp:
-    """An ASGI app whose sockets end with their client. app: answers the requests."""
+    """An ASGI app whose sockets end with their client.
+
+    app: answers the requests.
+    """
 
     def __init__(self, app: Any) -> None:
         self._app = app

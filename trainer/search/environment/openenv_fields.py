@@ -31,7 +31,8 @@ class ResetOptions(BaseModel):
 class QuestionChoice:
     """The questions that a reset may choose.
 
-    questions: of `data.train`. data: names the columns of a row that a reset brings.
+    questions: of `data.train`.
+    data: names the columns of a row that a reset brings.
     """
 
     def __init__(self, questions: Sequence[Question], data: SearchData) -> None:

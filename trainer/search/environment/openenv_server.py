@@ -35,8 +35,9 @@ def create_search_app(
 ) -> FastAPI:
     """Return the app of a server.
 
-    services: shared by all sessions, and open as long as the app runs. questions: those that a
-    reset may choose by index, id or seed. max_sessions: at the same time; another one is refused.
+    services: shared by all sessions, and open as long as the app runs.
+    questions: those that a reset may choose by index, id or seed.
+    max_sessions: at the same time; another one is refused.
     """
     choice = QuestionChoice(questions, services.cfg.data)
     return create_app(
@@ -54,8 +55,9 @@ def create_search_app(
 class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]):  # type: ignore[misc]
     """The environment of one session.
 
-    services: shared with other sessions. choice: the questions that a reset may choose. An episode
-    that the client leaves, or resets, before its end is counted as failed.
+    services: shared with other sessions.
+    choice: the questions that a reset may choose. An episode that the client leaves, or resets,
+    before its end is counted as failed.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -91,7 +93,9 @@ class OpenEnvSearch(Environment[SearchAction, SearchObservation, SearchState]): 
     async def step_async(
         self, action: SearchAction, timeout_s: float | None = None, **_: Any
     ) -> SearchObservation:
-        """Take a turn of the policy. timeout_s: has no effect; the config's deadlines hold.
+        """Take a turn of the policy.
+
+        timeout_s: has no effect; the config's deadlines hold.
 
         Raises ValueError if no episode runs, and UserError if the services cannot serve any.
         """

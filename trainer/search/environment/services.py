@@ -30,7 +30,8 @@ EPISODES_A_FILE = 64
 class EnvironmentServices:
     """The services that environments share, in any number of threads and event loops.
 
-    stream: computes the rewards. episodes: takes the finished episodes.
+    stream: computes the rewards.
+    episodes: takes the finished episodes.
     """
 
     cfg: SearchConfig
@@ -109,8 +110,9 @@ def open_environment_services(
 
     Each call has a folder of its own in `misc.run_dir` for its episodes; all calls share the file
     of paid answers there. If the retriever, the generator or the judge fails, an episode ends
-    without a reward, and others go on. form: how the policies write their actions. Raises
-    UserError, ServiceUnreachable.
+    without a reward, and others go on.
+    form: how the policies write their actions.
+    Raises UserError, ServiceUnreachable.
     """
     folder = Path(cfg.misc.run_dir)
     run = f"environment-{uuid4().hex[:12]}"

@@ -90,9 +90,11 @@ def run_evaluation(
     policy's folder, hub id or URL (`URL#MODEL`), or the folder of an earlier evaluation, whose
     episodes are used.
 
-    A policy may be a folder of adapters, such as a run's checkpoint. overwrite: replace files of an
-    earlier call. Every process of the world must call it; the main one gets the outcomes. Raises
-    UserError for what the user can fix, if possible before weights are loaded; ServiceUnreachable.
+    A policy may be a folder of adapters, such as a run's checkpoint.
+    overwrite: replace files of an earlier call. Every process of the world must call it; the main
+    one gets the outcomes.
+    Raises UserError for what the user can fix, if possible before weights are loaded;
+    ServiceUnreachable.
     """
     world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s
@@ -139,7 +141,10 @@ def _evaluate(
     with open_services(
         cfg, run=run, load_image=lambda name: stores[-1].read_image(name), world=world
     ) as search_services:
-        sets = {name: _indexed(search_services, questions, cfg) for name, questions in sets.items()}
+        sets = {
+            name: _indexed_questions(search_services, questions, cfg)
+            for name, questions in sets.items()
+        }
         for candidate in candidates:
             sets = _fitting(candidate, sets, world)
         settings = _score_settings(cfg, search_services)
@@ -167,7 +172,7 @@ def _evaluate(
     return [*evaluations, earlier_evaluations] if earlier_evaluations else evaluations
 
 
-def _indexed(
+def _indexed_questions(
     search_services: SearchServices, questions: Sequence[Question], cfg: SearchConfig
 ) -> list[Question]:
     """Return the questions whose pages are in the index."""
@@ -328,7 +333,7 @@ def candidate_of(cfg: SearchConfig, folder: Path, named: str | None = None) -> S
     UserError if the policy does not exist or does not match the config.
     """
     if named is not None:
-        cfg = _renamed(cfg, named)
+        cfg = _with_policy(cfg, named)
     if cfg.server.url is not None:
         model = f" ({cfg.server.model})" if cfg.server.model else ""
         return SearchCandidate(f"{address_of(cfg.server.url)}{model}", cfg, folder)
@@ -344,7 +349,7 @@ def candidate_of(cfg: SearchConfig, folder: Path, named: str | None = None) -> S
     return SearchCandidate(name, cfg, folder, adapters, policy_inputs, served)
 
 
-def _renamed(cfg: SearchConfig, named: str) -> SearchConfig:
+def _with_policy(cfg: SearchConfig, named: str) -> SearchConfig:
     """Return the config with another policy."""
     if named.startswith(("http://", "https://")):
         url, _, model = named.partition("#")

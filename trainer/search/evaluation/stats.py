@@ -94,14 +94,14 @@ _MONEY = ("cost/generator_money", "cost/judge_money")
 _CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
-def _compared(key: str, title: str, **options: Any) -> StatSpec:
+def _compared_stat(key: str, title: str, **options: Any) -> StatSpec:
     """Return a stat that two policies are compared by: the mean of a value of `values_of`."""
     return StatSpec(key=key, title=title, value_of_row=itemgetter(key), **options)
 
 
 def _score(key: str, title: str, **options: Any) -> StatSpec:
     """Return a compared stat that an episode may lack; a higher one is better."""
-    return _compared(key, title, **{"better": "higher", "hidden_at": (None,)} | options)
+    return _compared_stat(key, title, **{"better": "higher", "hidden_at": (None,)} | options)
 
 
 def _reward(key: str, title: str, column: str, **options: Any) -> StatSpec:
@@ -145,7 +145,7 @@ _FRONT = (
     StatSpec(key="format_mean", title="well-formed episodes", better="higher"),
 )
 _BEHAVIOR = (
-    _compared(
+    _compared_stat(
         "turns_mean",
         "turns",
         digits=2,
@@ -155,10 +155,10 @@ _BEHAVIOR = (
         in_console=True,
         by_group=True,
     ),
-    _compared("searches_mean", "searches", digits=2),
-    _compared("crops_mean", "crops", digits=2),
-    _compared("tokens_mean", "tokens written", digits=1, hidden_at=(None,)),
-    _compared("invalid_mean", "invalid turns of an episode", better="lower"),
+    _compared_stat("searches_mean", "searches", digits=2),
+    _compared_stat("crops_mean", "crops", digits=2),
+    _compared_stat("tokens_mean", "tokens written", digits=1, hidden_at=(None,)),
+    _compared_stat("invalid_mean", "invalid turns of an episode", better="lower"),
     StatSpec(
         key="invalid_share",
         title="invalid turns (share)",
@@ -171,7 +171,7 @@ _BEHAVIOR = (
         _count(f"invalid_{reason}", f"  {reason}", better="lower", hidden_at=_NEVER_OR_UNKNOWN)
         for reason in REASONS
     ),
-    _compared("forced_share", "ended by force", better="lower", column="forced", form="6.3f"),
+    _compared_stat("forced_share", "ended by force", better="lower", column="forced", form="6.3f"),
     StatSpec(
         key="context_share",
         title="ended by the context",

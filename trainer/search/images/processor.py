@@ -58,9 +58,11 @@ class StoredImage:
 class ImageProcessor:
     """The image processor of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and compatible models.
 
-    processor: the model's image processor. config: the model's. image_id: id of a merged square of
-    patches. never: ids that must not be sampled, because the model would expect an image after
-    them. Raises UserError if the sizes of `sight` do not fit the model.
+    processor: the model's image processor.
+    config: the model's.
+    image_id: id of a merged square of patches. never: ids that must not be sampled, because the
+    model would expect an image after them.
+    Raises UserError if the sizes of `sight` do not fit the model.
     """
 
     def __init__(self, processor: Any, config: Any, sight: SightConfig) -> None:

@@ -50,7 +50,10 @@ class ShownImage:
 
 @dataclass(frozen=True, slots=True)
 class CropFailure:
-    """A failed crop. detail: the message to the policy."""
+    """A failed crop.
+
+    detail: the message to the policy.
+    """
 
     reason: CropErrorReason
     detail: str

@@ -100,7 +100,10 @@ class Importer(ABC):
 
     @abstractmethod
     def write_pages(self, pages: PageFolder, step: Callable[[int], None]) -> None:
-        """Write the page files of all documents. step: is called with each document done."""
+        """Write the page files of all documents.
+
+        step: is called with each document done.
+        """
 
     @abstractmethod
     def num_steps(self) -> int:
@@ -122,7 +125,9 @@ class Importer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """A row of a dataset, or an object in one. position: file and row.
+    """A row of a dataset, or an object in one.
+
+    position: file and row.
 
     What reads a cell raises UserError if its content has another form, and if it is empty.
     """
@@ -132,7 +137,7 @@ class PublishedRow:
 
     def text(self, key: str) -> str:
         """Return the text in a cell without blanks around it."""
-        return self._filled(key, self._clean(self.cells.get(key), key))
+        return self._fill(key, self._clean(self.cells.get(key), key))
 
     def label(self, key: str) -> str:
         """Return the text in a cell that may be empty; a list with "+" between its entries."""
@@ -144,11 +149,11 @@ class PublishedRow:
     def id(self, key: str) -> str:
         """Return the id in a cell, a whole number as text."""
         value = id_cell(self.cells.get(key), self.position, key)
-        return self._filled(key, (value or "").strip())
+        return self._fill(key, (value or "").strip())
 
     def pages(self, key: str) -> tuple[int, ...]:
         """Return the page numbers in a cell; the first page is 1."""
-        return self._filled(key, page_numbers(self.cells.get(key), self.position, key))
+        return self._fill(key, page_numbers(self.cells.get(key), self.position, key))
 
     def document(self, key: str) -> str:
         """Return the document in a cell, named as in page ids (`document_name`)."""
@@ -156,12 +161,12 @@ class PublishedRow:
 
     def answers(self, key: str, value: Any, further: tuple[str, Any]) -> tuple[str, ...]:
         """Return the right answers: `value` of a cell, and those of a further cell (key, value)."""
-        return self._filled(key, reference_answers((key, value), further, self.position))
+        return self._fill(key, reference_answers((key, value), further, self.position))
 
     def _clean(self, value: Any, key: str) -> str:
         return (clean_cell(value, self.position, key) or "").strip()
 
-    def _filled(self, key: str, value: T) -> T:
+    def _fill(self, key: str, value: T) -> T:
         if not value:
             raise UserError(f"{self.position}: {key}: empty")
         return value
@@ -281,7 +286,10 @@ class PageFolder:
         folder.mkdir()
 
     def add_image(self, document: str, page: int, content: bytes | None, position: str) -> None:
-        """Write the image of a page. content: None: it is missing. position: where it was read.
+        """Write the image of a page.
+
+        content: None: it is missing.
+        position: where it was read.
 
         A page may come several times, with equal content.
         """

@@ -20,7 +20,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from scorekit.report.progress import progress_bar
-from trainer.runs.readers import shortened
+from trainer.runs.readers import shorten
 from trainer.search.data import question_row
 from trainer.search.importers.mmlongbench import MMLongBenchDoc
 from trainer.search.importers.published import (
@@ -49,7 +49,10 @@ _MAX_HASHED = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The outcome of an import. manifest: the content of manifest.json."""
+    """The outcome of an import.
+
+    manifest: the content of manifest.json.
+    """
 
     out: Path
     manifest: Mapping[str, Any]
@@ -86,8 +89,8 @@ def run_import(
 ) -> Imported:
     """Write the folder `out`; a run that ends early leaves nothing there.
 
-    leave_out: leave out what cannot be used, in place of refusing the dataset. keep_unanswerable:
-    keep questions that their documents do not answer.
+    leave_out: leave out what cannot be used, in place of refusing the dataset.
+    keep_unanswerable: keep questions that their documents do not answer.
 
     Raises UserError with a line for each problem, and if `out` exists.
     """
@@ -111,11 +114,11 @@ def run_import(
         if problems and not leave_out:
             advice = "Nothing was written. Correct the files, or set --leave-out"
             raise UserError(
-                f"{options.source}: {len(problems)} problems. {advice}:", shortened(problems)
+                f"{options.source}: {len(problems)} problems. {advice}:", shorten(problems)
             )
         selected = [item for item in usable if item.is_answerable or keep_unanswerable]
         if not selected:
-            raise UserError(f"{options.source}: no question remains", shortened(problems))
+            raise UserError(f"{options.source}: no question remains", shorten(problems))
         _write_questions(folder, selected)
         rows = importer.num_rejected + Counter(item.split for item in questions)
         manifest = {
@@ -184,7 +187,10 @@ def _counts(
     usable: Sequence[PublishedQuestion],
     selected: Sequence[PublishedQuestion],
 ) -> dict[str, dict[str, int]]:
-    """Return the counts of each split. rows: number of published rows by split."""
+    """Return the counts of each split.
+
+    rows: number of published rows by split.
+    """
     num_usable, num_selected = (
         Counter(item.split for item in items) for items in (usable, selected)
     )

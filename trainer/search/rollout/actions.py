@@ -65,14 +65,20 @@ class Crop:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The end of the search. done: the body is "true" in any case; otherwise the policy gave up."""
+    """The end of the search.
+
+    done: the body is "true" in any case; otherwise the policy gave up.
+    """
 
     done: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """A turn without a valid action. reason: a key of DETAILS."""
+    """A turn without a valid action.
+
+    reason: a key of DETAILS.
+    """
 
     reason: str
 

@@ -31,7 +31,7 @@ from trainer.search.records import (
     Turn,
 )
 from trainer.search.rollout.actions import Action, Complete, Crop, Invalid, Search, parse
-from trainer.search.rollout.prompt import ActionForm, Message, observed, opening
+from trainer.search.rollout.prompt import ActionForm, Message, observation_message, opening
 from trainer.search.rollout.tools import (
     MAX_TOOL_CALLS,
     PageSource,
@@ -199,7 +199,7 @@ class EpisodeState:
         new = [view.page_id for view in turn.views if view.kind == "page"]
         turn.golden = any(page in gold for page in new) if new and gold else None
         self.view = turn.views[-1] if turn.views else self.view
-        self.messages.append(observed(outcome.text, outcome.images, self.cfg))
+        self.messages.append(observation_message(outcome.text, outcome.images, self.cfg))
         if outcome.failed is not None:
             self.end("failed", outcome.failed)
         elif self.turns_left <= 0:

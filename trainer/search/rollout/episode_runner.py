@@ -21,12 +21,14 @@ from trainer.search.trajectories.store import TrajectoryStore
 class EpisodeRunner:
     """The runner of the episodes of one run.
 
-    stream: of this process. world: the processes that share the episodes; None: this one alone.
+    stream: of this process.
+    world: the processes that share the episodes; None: this one alone.
     tolerates_outage: if the retriever is unavailable, its episodes end as failed, without a reward,
     and nothing is raised; otherwise the error is raised when all other episodes have ended. An
     error that ends the run may occur on one process only: it is raised on all of them when their
-    episodes have ended. should_stop: whether to stop waiting for rewards and for the retriever;
-    then `WaitAborted` is raised on all processes.
+    episodes have ended.
+    should_stop: whether to stop waiting for rewards and for the retriever; then `WaitAborted` is
+    raised on all processes.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class EpisodeRunner:
         """Run episodes, and return the finished ones of this process by id, ordered by position.
 
         indexed_questions: (position in the step, question), the same on every process; the
-        processes share their episodes. samples: episodes of a question without an `n_agent`; None:
-        one of each question; a mapping: of the question at each position. kind: prefix of the ids,
-        if steps have the same number. stored: finished episodes by id, which are not run again.
+        processes share their episodes.
+        samples: episodes of a question without an `n_agent`; None: one of each question; a mapping:
+        of the question at each position.
+        kind: prefix of the ids, if steps have the same number.
+        stored: finished episodes by id, which are not run again.
         on_done: is called with each episode of this process that has run.
         Raises what `run_trajectories` raises.
         """

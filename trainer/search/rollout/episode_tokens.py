@@ -36,9 +36,11 @@ _PREFILL = re.compile(r"\s*<think>\s*(</think>\s*)?")
 class TurnTokenizer:
     """The ids of prompts and observations under one chat template.
 
-    reader: of a policy that sees images; stops: ids that end a turn of the policy. prefill: the
-    start of a think block in the generation prompt, or "". Raises UserError if turns cannot be
-    joined under the template, because the text of a turn depends on other turns.
+    reader: of a policy that sees images;
+    stops: ids that end a turn of the policy.
+    prefill: the start of a think block in the generation prompt, or "".
+    Raises UserError if turns cannot be joined under the template, because the text of a turn
+    depends on other turns.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class TurnTokenizer:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids before the first turn."""
-        return self._ids(self._rendered(messages), messages)
+        return self._ids(self._render(messages), messages)
 
     def observation(self, message: Message) -> list[int]:
         """Return the ids between two turns, starting with the id that ends a turn."""
@@ -90,8 +92,8 @@ class TurnTokenizer:
         """
         written = _THOUGHT if self.prefill else _OPENED + _THOUGHT
         turn = Message("assistant", self.prefill + written)
-        rendered = self._rendered([*_BEFORE, turn, Message("user", "v")])
-        if rendered.startswith(self._rendered(_BEFORE) + written):
+        rendered = self._render([*_BEFORE, turn, Message("user", "v")])
+        if rendered.startswith(self._render(_BEFORE) + written):
             return None
         change = "changes" if "why" in rendered else "drops the thinking of"
         return (
@@ -102,7 +104,7 @@ class TurnTokenizer:
 
     # -- renders ----------------------------------------------------------------------------------
 
-    def _rendered(self, messages: Sequence[Message]) -> str:
+    def _render(self, messages: Sequence[Message]) -> str:
         safe = [
             message
             if message.role == "assistant"
@@ -114,7 +116,7 @@ class TurnTokenizer:
 
     def _tail(self, message: Message) -> str:
         placeholder = Message("assistant", _PLACE)
-        rendered = self._rendered([*_BEFORE, placeholder, message])
+        rendered = self._render([*_BEFORE, placeholder, message])
         return rendered[rendered.index(_PLACE) + len(_PLACE) :]
 
     def _ids(self, text: str, messages: Sequence[Message]) -> list[int]:
@@ -152,8 +154,8 @@ class TurnTokenizer:
         """Check the template and return the prefill. Raises UserError."""
         first, second = Message("user", "first words"), Message("user", "other words")
         turn = Message("assistant", _PLACE)
-        prompt = self._rendered(_BEFORE)
-        head, *tails = self._rendered([*_BEFORE, turn, first, turn, second]).split(_PLACE)
+        prompt = self._render(_BEFORE)
+        head, *tails = self._render([*_BEFORE, turn, first, turn, second]).split(_PLACE)
         opened = prompt.removeprefix(head)
         if not prompt.startswith(head) or (opened and not _PREFILL.fullmatch(opened)):
             raise UserError(
@@ -177,9 +179,12 @@ class TurnTokenizer:
 
 @dataclass(slots=True)
 class EpisodeTokens:
-    """The ids of an episode so far. logprobs: of the sampler, 0 between turns; None: not requested.
+    """The ids of an episode so far.
+
+    logprobs: of the sampler, 0 between turns; None: not requested.
     weight_versions: of the sampler's weights, between turns that of the id before; None: unknown.
-    images: the images of the ids. hashes: their SHA-256."""
+    images: the images of the ids.
+    hashes: their SHA-256."""
 
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)

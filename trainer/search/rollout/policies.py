@@ -43,9 +43,10 @@ class ChatPolicy(Policy):
     """A vision model behind an OpenAI-compatible server.
 
     Each request has the full conversation, with images as data URLs. If the server gives no turn,
-    only that episode ends. make: returns a client; it is called in the loop that uses it. sampling:
-    of a turn; max_tokens is limited to the tokens left, and each turn gets a seed derived from its
-    seed. Call `close` at the end.
+    only that episode ends.
+    make: returns a client; it is called in the loop that uses it.
+    sampling: of a turn; max_tokens is limited to the tokens left, and each turn gets a seed derived
+    from its seed. Call `close` at the end.
     """
 
     def __init__(self, make: Callable[[], LLMClient], sampling: Sampling) -> None:

@@ -51,7 +51,10 @@ enlarged."""
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a conversation. images: come before the text."""
+    """A message of a conversation.
+
+    images: come before the text.
+    """
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -64,7 +67,7 @@ def opening(question: Question, cfg: EpisodeConfig, form: ActionForm = "tags") -
     if cfg.instructions is None:
         system = _instructions(turns, cfg, form)
     else:
-        system = cfg.instructions.replace("{turns}", _counted(turns))
+        system = cfg.instructions.replace("{turns}", _turns_text(turns))
     return [Message("system", system), Message("user", f"Question: {neutral(question.question)}")]
 
 
@@ -77,7 +80,7 @@ def _instructions(turns: int, cfg: EpisodeConfig, form: ActionForm) -> str:
         complete=SPELLING[COMPLETE],
         pages=f"the first {cfg.pages_per_search}" if several else "the first one",
         boxes=_convention(cfg.sight),
-        turns=_counted(turns),
+        turns=_turns_text(turns),
         sight=_TEXT_SIGHT if cfg.observation == "text" else "",
     )
 
@@ -88,18 +91,19 @@ def conversation(
     """Return the conversation of an episode, for fine-tuning.
 
     The last observation, which the policy did not read, and a forced end, which it did not write,
-    are left out. load_image: SHA-256 -> PNG.
+    are left out.
+    load_image: SHA-256 -> PNG.
     """
     messages = opening(trajectory.question, cfg)
     for turn in trajectory.turns:
         if not turn.forced:
             messages.append(Message("assistant", turn.text))
             images = [ShownImage(view, load_image(view.image)) for view in turn.views]
-            messages.append(observed(turn.observation, images, cfg))
+            messages.append(observation_message(turn.observation, images, cfg))
     return messages[:-1] if len(messages) > 2 else messages
 
 
-def observed(text: str, images: Sequence[ShownImage], cfg: EpisodeConfig) -> Message:
+def observation_message(text: str, images: Sequence[ShownImage], cfg: EpisodeConfig) -> Message:
     """Return the message of an observation."""
     return Message("user", text, tuple(images) if cfg.observation == "image" else ())
 
@@ -147,7 +151,10 @@ def _line(parts: dict[LinePart, str], view: ImageView, cfg: EpisodeConfig) -> st
 
 
 def nothing_found(hits: int) -> str:
-    """Return the text for a search without new pages. hits: number of its known pages."""
+    """Return the text for a search without new pages.
+
+    hits: number of its known pages.
+    """
     if not hits:
         return "No page was found for this query. Search with other words."
     if hits == 1:
@@ -165,8 +172,9 @@ def correction(
 ) -> str:
     """Return the text for a turn without a valid action.
 
-    detail: the problem. view: the last view. box: the action was a box; then the text has its
-    frame.
+    detail: the problem.
+    view: the last view.
+    box: the action was a box; then the text has its frame.
     """
     spellings = ", ".join(SPELLING.values())
     advice = {
@@ -191,10 +199,10 @@ def frame_rule(view: ImageView, sight: SightConfig) -> str:
 
 def turns_left(left: int, cfg: EpisodeConfig) -> str:
     """Return the last line of an observation."""
-    return f"{_counted(left)} left." if "turns_left" in cfg.observation_line else ""
+    return f"{_turns_text(left)} left." if "turns_left" in cfg.observation_line else ""
 
 
-def _counted(turns: int) -> str:
+def _turns_text(turns: int) -> str:
     return "1 turn" if turns == 1 else f"{turns} turns"
 
 

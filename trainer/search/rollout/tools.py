@@ -240,7 +240,7 @@ class SearchTools:
         image = self._pages.image(page_id)
         with self._rendering:
             page = page_view(page_id, image, self._cfg.sight, self._original_pixels)
-        return self._rendered(page)
+        return self._render(page)
 
     def _cut(self, call: ToolCall) -> _ImageResult:
         assert isinstance(call.action, Crop)
@@ -252,11 +252,11 @@ class SearchTools:
                 crop = crop_view(
                     call.last, call.action.box, image, self._cfg.sight, self._original_pixels
                 )
-            return crop if isinstance(crop, CropFailure) else self._rendered(crop)
+            return crop if isinstance(crop, CropFailure) else self._render(crop)
         except (RequestError, ImageError) as error:
             return _failure(error)
 
-    def _rendered(self, image: ShownImage) -> _RenderedImage:
+    def _render(self, image: ShownImage) -> _RenderedImage:
         original = image.view.original
         if image.original is not None and original is not None:
             if original not in self._stored:

@@ -70,14 +70,14 @@ def _curate(curation_step: Step[Any], cfg: CurationConfig, state: LoopState, ste
         steps.skip(name, f"{needed} has no rows")
         return
     curation_step.in_loop(cfg, state.policy)
-    folder = steps.curate(name, cfg, *_flags(curation_step, cfg, state, steps))
+    folder = steps.curate(name, cfg, *_input_options(curation_step, cfg, state, steps))
     state.update(curation_step.moves, folder)
 
 
-def _flags(
+def _input_options(
     curation_step: Step[Any], cfg: CurationConfig, state: LoopState, steps: Steps
 ) -> Iterator[object]:
-    """Yield the input options of a step; steps.json records their order."""
+    """Yield the options of a step that name its inputs; steps.json records their order."""
     options = curation_step.options
     if {"run", "some_runs"} & set(options):
         for run in state.runs:

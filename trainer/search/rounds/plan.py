@@ -16,7 +16,7 @@ from scorekit.errors import UserError
 from trainer.runs.config import KeptConfig, pinned_settings
 from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
-from trainer.search.steps.asking import merged
+from trainer.search.steps.asking import merge_settings
 from trainer.search.steps.config import CurationConfig
 from trainer.search.steps.table import step as step_of
 from trainer.sft.config import SftConfig
@@ -40,10 +40,12 @@ _LOOP_KEYS = {
 class LoopState:
     """The state before a step.
 
-    data: config section of all questions. rows: file of questions for the next training; None: all
-    questions. buckets, focused: folders of the last buckets and focus. policy: the next start.
-    runs: run directories so far, in order. record: folder of the last step with decisions about
-    rows, which includes all earlier ones.
+    data: config section of all questions.
+    rows: file of questions for the next training; None: all questions.
+    buckets, focused: folders of the last buckets and focus.
+    policy: the next start.
+    runs: run directories so far, in order.
+    record: folder of the last step with decisions about rows, which includes all earlier ones.
     """
 
     data: dict[str, Any]
@@ -55,7 +57,10 @@ class LoopState:
     record: Path | None = None
 
     def update(self, moves: Collection[str], folder: Path) -> None:
-        """Take over what a step has left in its folder. moves: of the step."""
+        """Take over what a step has left in its folder.
+
+        moves: of the step.
+        """
         rows = str(folder / "rows.jsonl")
         if "data" in moves:
             self.data = {"train": rows}
@@ -77,8 +82,13 @@ class LoopPlan:
         return self.out / f"{self.cfg.rounds.index(round_cfg) + 1:02d}-{round_cfg.name}"
 
     def training(self, round_cfg: RoundConfig, state: LoopState | None = None) -> SearchConfig:
-        """Return the config of a round's training. state: None before the first round."""
-        settings = merged(read_config(round_cfg.config), merged(self.cfg.train, round_cfg.train))
+        """Return the config of a round's training.
+
+        state: None before the first round.
+        """
+        settings = merge_settings(
+            read_config(round_cfg.config), merge_settings(self.cfg.train, round_cfg.train)
+        )
         loop_settings: dict[str, Any] = {"misc": {"run_dir": str(self.folder(round_cfg) / "train")}}
         if state is not None:
             loop_settings["policy"] = {"path": state.policy}
@@ -88,7 +98,7 @@ class LoopPlan:
             rows = state.data if state.rows is None else {"train": state.rows}
             loop_settings["data"] = all_rows | rows
         return check_config(
-            SearchConfig, merged(settings, loop_settings), f"{round_cfg.name}: training"
+            SearchConfig, merge_settings(settings, loop_settings), f"{round_cfg.name}: training"
         )
 
     def curation(self, round_cfg: RoundConfig, state: LoopState | None = None) -> CurationConfig:
@@ -98,12 +108,12 @@ class LoopPlan:
             name: getattr(training, name).model_dump(mode="json", exclude_unset=True)
             for name in ("answering", "retriever")
         }
-        settings = merged(servers, merged(self.cfg.curation, round_cfg.curation))
+        settings = merge_settings(servers, merge_settings(self.cfg.curation, round_cfg.curation))
         loop_settings: dict[str, Any] = {"data": state.data} if state is not None else {}
         if settings.get("answers") is None:
             loop_settings["answers"] = str(self.out / ANSWERS)
         return check_config(
-            CurationConfig, merged(settings, loop_settings), f"{round_cfg.name}: curation"
+            CurationConfig, merge_settings(settings, loop_settings), f"{round_cfg.name}: curation"
         )
 
     def finetuning(
@@ -116,17 +126,21 @@ class LoopPlan:
     ) -> SftConfig:
         """Return the config of a round's SFT.
 
-        longest: max tokens of a row, the default of data.max_length. record: folder with the
-        decisions about rows.
+        longest: max tokens of a row, the default of data.max_length.
+        record: folder with the decisions about rows.
         """
-        settings = merged({"data": {"max_length": longest}}, merged(self.cfg.sft, round_cfg.sft))
+        settings = merge_settings(
+            {"data": {"max_length": longest}}, merge_settings(self.cfg.sft, round_cfg.sft)
+        )
         loop_settings = {
             "task": "sft",
             "policy": {"path": policy},
             "data": {"train": str(rows), "record": record and str(record / FILE)},
             "misc": {"run_dir": str(self.folder(round_cfg) / "sft")},
         }
-        return check_config(SftConfig, merged(settings, loop_settings), f"{round_cfg.name}: sft")
+        return check_config(
+            SftConfig, merge_settings(settings, loop_settings), f"{round_cfg.name}: sft"
+        )
 
 
 def check_plan(plan: LoopPlan) -> LoopState:
@@ -177,7 +191,10 @@ def _value_at(sections: Mapping[str, Any], key: str) -> Any:
 
 
 def _check_data(round_cfg: RoundConfig, training: SearchConfig, *, is_from_loop: bool) -> None:
-    """Raise UserError if an input file is missing. is_from_loop: the loop sets data.train."""
+    """Raise UserError if an input file is missing.
+
+    is_from_loop: the loop sets data.train.
+    """
     if training.data.columns:
         raise UserError(
             f"{round_cfg.name}: data.columns: the loop uses the standard names of columns. "
@@ -226,7 +243,8 @@ def with_new_keys(
 ) -> dict[str, Any]:
     """Return recorded settings with the keys that an earlier version did not have.
 
-    Their values are what it did: the defaults. settings, cfg: of the step now.
+    Their values are what it did: the defaults.
+    settings, cfg: of the step now.
     """
     earlier_cfg = cfg.of_run({}) if isinstance(cfg, KeptConfig) else type(cfg)()
     defaults = settings_of(step, earlier_cfg, Path())
@@ -234,7 +252,10 @@ def with_new_keys(
 
 
 def _keys(cfg: BaseModel, sections: Sequence[str], *, free: bool = True) -> dict[str, Any]:
-    """Return `section.key` -> value. free: without the keys that may change."""
+    """Return `section.key` -> value.
+
+    free: without the keys that may change.
+    """
     values: dict[str, Any] = {}
     for section in sections:
         section_cfg = getattr(cfg, section)

@@ -59,10 +59,14 @@ class StepFailed(UserError):
 class StepRecord:
     """The record of a step in steps.json.
 
-    done: it is complete. note: why it has no output. stopped: the rule that ended a training early.
-    seconds: of all starts; starts: their number. calls, tokens: of paid servers. paid_before: the
-    usage in all files of answers without this step; paid_after: the same after it ended; None: its
-    end is unknown.
+    done: it is complete.
+    note: why it has no output.
+    stopped: the rule that ended a training early.
+    seconds: of all starts;
+    starts: their number.
+    calls, tokens: of paid servers.
+    paid_before: the usage in all files of answers without this step;
+    paid_after: the same after it ended; None: its end is unknown.
     """
 
     done: bool = False
@@ -89,8 +93,11 @@ def read_steps(folder: Path) -> dict[str, StepRecord]:
 
 
 class Steps:
-    """The steps of one round. paid: files of answers that its steps write. lock: file descriptor
-    of the loop's lock, which a running step inherits. launch: launcher of trainings."""
+    """The steps of one round.
+
+    paid: files of answers that its steps write.
+    lock: file descriptor of the loop's lock, which a running step inherits.
+    launch: launcher of trainings."""
 
     def __init__(
         self,
@@ -164,9 +171,11 @@ class Steps:
     ) -> None:
         """Run a step unless it is done.
 
-        flags: input options of a curation command. env: additional variables. stopped: returns why
-        an exit code of 1 is a regular end, or None. Raises UserError if a done step had other
-        settings, if the round's budget is used up, and if the step fails.
+        flags: input options of a curation command.
+        env: additional variables.
+        stopped: returns why an exit code of 1 is a regular end, or None.
+        Raises UserError if a done step had other settings, if the round's budget is used up, and if
+        the step fails.
         """
         settings = {} if cfg is None else settings_of(name, cfg, self.out, flags)
         if self._done(name):

@@ -32,8 +32,10 @@ _PARTS = {"judge": "judge's score", "ndcg": "NDCG", "format": "form"}
 class RoundSummary:
     """The summary of a round.
 
-    updates, episodes: of its training so far. reward: text of its formula. held_out: set -> (stats
-    before the training, stats of its last evaluation). counts: command -> counts of its manifest.
+    updates, episodes: of its training so far.
+    reward: text of its formula.
+    held_out: set -> (stats before the training, stats of its last evaluation).
+    counts: command -> counts of its manifest.
     steps: the started steps.
     """
 
@@ -50,7 +52,10 @@ class RoundSummary:
 def summarize_round(
     round_cfg: RoundConfig, folder: Path, reward: SearchRewardConfig
 ) -> RoundSummary:
-    """Return the summary of a round, which may not have started. reward: of its training."""
+    """Return the summary of a round, which may not have started.
+
+    reward: of its training.
+    """
     log = read_jsonl(folder / "train/log.jsonl")
     evaluations = lines_by_set(read_jsonl(folder / "train/eval.jsonl"))
     counts: dict[str, Any] = {}

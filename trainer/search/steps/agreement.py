@@ -78,8 +78,9 @@ def class_of(compared: Compared, outvoted: Literal["OK", "UNCERTAIN"]) -> TruthC
     """Return the class of a row.
 
     Two answers that agree in any form are equal; if two of the three pairs agree, all three are
-    equal. outvoted: the class if the verifier contradicts a reference with which the generator
-    agrees without knowing it.
+    equal.
+    outvoted: the class if the verifier contradicts a reference with which the generator agrees
+    without knowing it.
     """
     if compared.stance != "sure":
         return "UNCERTAIN"
@@ -104,7 +105,9 @@ def most_agree(agreements: Sequence[Agreement]) -> Agreement:
 
 
 def stance_of(groups: Sequence[int], unsure: int, consensus: float) -> Stance:
-    """Return the stance of the verifier. groups: sizes of the groups of equal, sure answers.
+    """Return the stance of the verifier.
+
+    groups: sizes of the groups of equal, sure answers.
     consensus: the share of all answers that a group needs."""
     best, total = max(groups, default=0), sum(groups) + unsure
     if best and not below(best / total, consensus):
@@ -144,32 +147,34 @@ def same_but_form(a: str, b: str) -> bool:
 
 def _is_measure(text: str) -> bool:
     """Return whether a text is a number with at most a unit that does not scale it."""
-    match = _MEASURE.fullmatch(_folded(text).rstrip("."))
+    match = _MEASURE.fullmatch(_fold(text).rstrip("."))
     return match is not None and match["unit"] not in _SCALES
 
 
 def same_text(a: str, b: str) -> bool:
     """Return whether two answers are equal except for case, width and spacing."""
-    return _folded(a) == _folded(b)
+    return _fold(a) == _fold(b)
 
 
 def _numbers_and_words(text: str) -> tuple[list[Decimal], list[str]]:
-    flat = _folded(text)
+    flat = _fold(text)
     numbers = [Decimal(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(flat)]
     return numbers, _LETTERS.findall(_NUMBER.sub(" ", flat))
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return " ".join(normalized("NFKC", text).casefold().split())
 
 
 def check_quotes(evidence: Sequence[tuple[int, str]], texts: Sequence[str]) -> list[QuoteCheck]:
-    """Return the result for each quote. evidence: (number of the image, from 1; quote). texts: the
-    text layer of each image's page."""
-    return [_checked(quote, texts[number - 1]) for number, quote in evidence]
+    """Return the result for each quote.
+
+    evidence: (number of the image, from 1; quote).
+    texts: the text layer of each image's page."""
+    return [_check_quote(quote, texts[number - 1]) for number, quote in evidence]
 
 
-def _checked(quote: str, text: str) -> QuoteCheck:
+def _check_quote(quote: str, text: str) -> QuoteCheck:
     if not parts_of(text):
         return "no text layer"
     segments = [segment for segment in _OMISSION.split(quote) if parts_of(segment)]

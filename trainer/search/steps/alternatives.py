@@ -27,7 +27,7 @@ from trainer.search.data import question_row
 from trainer.search.images.views import page_within
 from trainer.search.records import SUCCESS, Question
 from trainer.search.steps.agreement import parts_of
-from trainer.search.steps.asking import AnswerTrials, Asking, planned, summed
+from trainer.search.steps.asking import AnswerTrials, Asking, sum_usage, trial_usage
 from trainer.search.steps.episodes import (
     CuratedPrompt,
     carriers,
@@ -109,8 +109,10 @@ class AlternativesConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A page that may have a question's fact. cosine: None without embeddings. by: overlap,
-    embedding, or both."""
+    """A page that may have a question's fact.
+
+    cosine: None without embeddings.
+    by: overlap, embedding, or both."""
 
     page_id: str
     overlap: float
@@ -120,8 +122,11 @@ class Proposal:
 
 @dataclass(slots=True)
 class Confirmed:
-    """The result of a question. pages: gold page -> confirmed pages. answer_by_pair: the first
-    answer from each of them. refused, failed: numbers of pairs of gold page and page."""
+    """The result of a question.
+
+    pages: gold page -> confirmed pages.
+    answer_by_pair: the first answer from each of them.
+    refused, failed: numbers of pairs of gold page and page."""
 
     outcome: Became
     pages: dict[str, list[str]] = field(default_factory=dict)
@@ -164,12 +169,12 @@ class Alternatives(Step[AlternativesConfig]):
             if question.gold and question.reference_answer:
                 golds = len(question.gold)
                 image_counts = [golds, *([golds] * max_pages + [golds - 1] * cfg.control) * golds]
-            calls = [planned(question, n, cfg.times, work.answering) for n in image_counts]
-            items.append(WorkItem(question.id, question, summed(calls)))
+            calls = [trial_usage(question, n, cfg.times, work.answering) for n in image_counts]
+            items.append(WorkItem(question.id, question, sum_usage(calls)))
         return items
 
     @contextmanager
-    def opened(self, work: Work[AlternativesConfig]) -> Iterator[Proposed]:
+    def resources(self, work: Work[AlternativesConfig]) -> Iterator[Proposed]:
         """Open the pages, and propose some for each question. Raises UserError."""
         pages, cfg = work.retriever, work.settings
         retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
@@ -185,7 +190,7 @@ class Alternatives(Step[AlternativesConfig]):
         self, item: WorkItem, asking: Asking, work: Work[AlternativesConfig]
     ) -> Confirmed:
         """Return the confirmed pages of a question."""
-        proposed: Proposed = work.opened
+        proposed: Proposed = work.resources
 
         async def load_image(page_id: str) -> bytes:
             max_pixels = work.answering.generator.max_pixels
@@ -199,16 +204,19 @@ class Alternatives(Step[AlternativesConfig]):
     def decide(self, work: Work[AlternativesConfig], answers: Mapping[str, Any]) -> Outcome:
         """Return all rows with the confirmed pages in `alternatives`; none is dropped."""
         outcome = super().decide(work, answers)
-        outcome.extra = work.opened.servers
-        work.opened.results = answers
+        outcome.extra = work.resources.servers
+        work.resources.results = answers
         return outcome
 
     def decide_one(
         self, prompt: CuratedPrompt, work: Work[AlternativesConfig], answer: Any
     ) -> Decision:
-        """Return the decision about a row. answer: its confirmed pages."""
+        """Return the decision about a row.
+
+        answer: its confirmed pages.
+        """
         question, result = prompt.question, answer
-        proposed = work.opened.proposals.get(question.id, ())
+        proposed = work.resources.proposals.get(question.id, ())
         extended = {
             gold: list(
                 dict.fromkeys([*question.alternatives.get(gold, ()), *result.pages.get(gold, ())])
@@ -231,7 +239,7 @@ class Alternatives(Step[AlternativesConfig]):
 
     def sections(self, work: Work[AlternativesConfig], outcome: Outcome) -> list[Section]:
         """Return outcomes, sources of proposals, and all confirmed pages."""
-        results, proposals, prompts = work.opened.results, work.opened.proposals, work.by_id
+        results, proposals, prompts = work.resources.results, work.resources.proposals, work.by_id
         counts = Counter(decision.reason for decision in outcome.decisions)
         outcomes = [[name, counts[name], meaning] for name, meaning in BECAME.items()]
         by: Counter[tuple[str, bool]] = Counter()
@@ -274,25 +282,25 @@ async def confirm(
         is_usable = question.gold and question.reference_answer
         return Confirmed("none_proposed" if is_usable else "no_gold")
 
-    async def tried(pages: Sequence[str]) -> AnswerTrials:
+    async def try_pages(pages: Sequence[str]) -> AnswerTrials:
         pngs = await asyncio.gather(*(load_image(page) for page in pages))
-        return await asking.tried(question, pngs, cfg.times)
+        return await asking.try_answers(question, pngs, cfg.times)
 
-    share = (await tried(question.gold)).share(cfg.right)
+    share = (await try_pages(question.gold)).share(cfg.right)
     if share is None or share < cfg.share:
         return Confirmed("undecided" if share is None else "gold_fails")
     result = Confirmed("none_confirmed")
     for gold in question.gold:
         other_golds = [page for page in question.gold if page != gold]
         if cfg.control:
-            share_without = (await tried(other_golds)).share(cfg.right)
+            share_without = (await try_pages(other_golds)).share(cfg.right)
             if share_without is None or share_without > 0:
                 result.outcome = "undecided" if share_without is None else "known_without"
                 continue
         page_sets = [
             [proposal.page_id if p == gold else p for p in question.gold] for proposal in proposals
         ]
-        answers = await asyncio.gather(*(tried(pages) for pages in page_sets))
+        answers = await asyncio.gather(*(try_pages(pages) for pages in page_sets))
         for proposal, answer in zip(proposals, answers, strict=True):
             share = answer.share(cfg.right)
             result.failed += share is None

@@ -54,8 +54,9 @@ class AnswerTrials:
 class Models:
     """The models that a step asks.
 
-    answering: generator and judge; None: it asks neither. chats: further models: name in keys and
-    charges -> config, price. cap: the most that the step may spend.
+    answering: generator and judge; None: it asks neither.
+    chats: further models: name in keys and charges -> config, price.
+    cap: the most that the step may spend.
     """
 
     answering: AnsweringConfig | None = None
@@ -64,7 +65,10 @@ class Models:
 
 
 class Asking:
-    """The models that a step asks, in one event loop. chats: further models by name."""
+    """The models that a step asks, in one event loop.
+
+    chats: further models by name.
+    """
 
     def __init__(self, models: Models, store: Store) -> None:
         answering, cap = models.answering, models.cap
@@ -115,7 +119,9 @@ class Asking:
         judged = await self._answering[1].correctness(question, answer, references)
         return judged.score
 
-    async def tried(self, question: Question, pngs: Sequence[bytes], times: int) -> AnswerTrials:
+    async def try_answers(
+        self, question: Question, pngs: Sequence[bytes], times: int
+    ) -> AnswerTrials:
         """Return `times` independent answers from images, and the judge's scores of them."""
         png_by_hash = {hashlib.sha256(png).hexdigest(): png for png in pngs}
         text = question.question
@@ -125,7 +131,7 @@ class Asking:
         return AnswerTrials(tuple(answers), tuple(await asyncio.gather(*scores)))
 
 
-def planned(
+def trial_usage(
     question: Question, num_images: int, times: int, cfg: AnsweringConfig
 ) -> dict[str, list[ApiUsage]]:
     """Return the max usage of answers from images and of their verdicts, by server."""
@@ -136,7 +142,7 @@ def planned(
     return {"generator": [generator], "judge": [verdict] * times}
 
 
-def summed(calls: Iterable[Mapping[str, Sequence[ApiUsage]]]) -> dict[str, list[ApiUsage]]:
+def sum_usage(calls: Iterable[Mapping[str, Sequence[ApiUsage]]]) -> dict[str, list[ApiUsage]]:
     """Return planned calls of several requests by server."""
     total: dict[str, list[ApiUsage]] = defaultdict(list)
     for request in calls:
@@ -174,14 +180,16 @@ def servers(runs: Sequence[Path], cfg: SharedConfig) -> tuple[AnsweringConfig, R
 def _over(under: C, over: C) -> C:
     """Return a config with the keys that are set in another."""
     set_values = over.model_dump(exclude_unset=True)
-    return type(under).model_validate(merged(under.model_dump(exclude_unset=True), set_values))
+    return type(under).model_validate(
+        merge_settings(under.model_dump(exclude_unset=True), set_values)
+    )
 
 
-def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections of two configs merged key by key; those of `over` win."""
     result = dict(under)
     for name, value in over.items():
         existing = result.get(name)
         are_sections = isinstance(value, Mapping) and isinstance(existing, Mapping)
-        result[name] = merged(existing or {}, value) if are_sections else value
+        result[name] = merge_settings(existing or {}, value) if are_sections else value
     return result

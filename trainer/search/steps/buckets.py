@@ -78,7 +78,7 @@ class Buckets(Step[BucketConfig]):
         """Return the decision about a question, which is kept, with its bucket."""
         question, cfg = prompt.question, work.settings
         bucket = bucket_of(prompt, cfg)
-        counted = prompt.counted(cfg.combine, cfg.measure)
+        counted = prompt.counted_episodes(cfg.combine, cfg.measure)
         stats = {
             "bucket": bucket,
             "mean": mean_of(counted, cfg.measure),

@@ -178,7 +178,7 @@ def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
     """
     values = [
         sample.value(budget_cfg.measure)
-        for sample in prompt.counted(budget_cfg.combine, budget_cfg.measure)
+        for sample in prompt.counted_episodes(budget_cfg.combine, budget_cfg.measure)
     ]
     succeeded = sum(value is not None and not below(value, budget_cfg.success) for value in values)
     searched = [sample for sample in prompt.samples if sample.searches]

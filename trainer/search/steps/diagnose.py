@@ -127,10 +127,12 @@ _UNSPECIFIC: Final = ("right", "unscored")
 class EpisodeEvidence:
     """The data of an episode that its summary does not have.
 
-    answer: the answer. asked_from: key of the images of the request. has_all_gold: whether each
-    gold page, or an alternative, was visible. is_sent: whether the generator got each of these.
-    hit: whether a missing one was among the hits of a search. document: whether a page of a gold
-    page's document was visible.
+    answer: the answer.
+    asked_from: key of the images of the request.
+    has_all_gold: whether each gold page, or an alternative, was visible.
+    is_sent: whether the generator got each of these.
+    hit: whether a missing one was among the hits of a search.
+    document: whether a page of a gold page's document was visible.
     """
 
     answer: str | None
@@ -161,10 +163,10 @@ def episode_evidence(trajectory: Trajectory) -> EpisodeEvidence:
 class Suspicion:
     """Evidence against judge and reference in the answers to a question, as flat texts.
 
-    right: answers that were judged right, and the reference. agreed: the common answer of episodes
-    with all facts sent, if it contradicts the reference. None if they do not agree, if an answer
-    with all facts was judged right, if an answer without them is equal, and if it cannot be read
-    from a page (`_is_reading`).
+    right: answers that were judged right, and the reference.
+    agreed: the common answer of episodes with all facts sent, if it contradicts the reference. None
+    if they do not agree, if an answer with all facts was judged right, if an answer without them is
+    equal, and if it cannot be read from a page (`_is_reading`).
     """
 
     right: frozenset[str]
@@ -273,7 +275,7 @@ def in_scope(prompt: CuratedPrompt, cfg: DiagnoseConfig) -> list[EpisodeSummary]
 
     All episodes if none has a value.
     """
-    counted = prompt.counted(cfg.combine, cfg.measure)
+    counted = prompt.counted_episodes(cfg.combine, cfg.measure)
     if cfg.combine == "all" or not counted:
         return prompt.samples
     return of_same_part(prompt.samples, counted[-1], cfg.combine)
@@ -346,8 +348,8 @@ class Diagnose(Step[DiagnoseConfig]):
         """Return all prompts; those with a low score, or without one, have a cause."""
         outcome = super().decide(work, answers)
         outcome.extra = {
-            "causes": _summed(outcome.decisions, "causes"),
-            "corners": _summed(outcome.decisions, "corners"),
+            "causes": _sum_up(outcome.decisions, "causes"),
+            "corners": _sum_up(outcome.decisions, "corners"),
         }
         return outcome
 
@@ -392,7 +394,7 @@ def corner_of(sample: EpisodeSummary, cfg: DiagnoseConfig) -> Corner | None:
     return "missed_right" if right else "missed_wrong"
 
 
-def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
+def _sum_up(decisions: Iterable[Decision], name: str) -> dict[str, int]:
     """Return the counts of episodes over all prompts."""
     total: Counter[str] = Counter()
     for decision in decisions:

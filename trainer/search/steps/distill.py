@@ -114,9 +114,11 @@ class DistillConfig(Config):
 class EpisodeText:
     """Data about the text of an episode.
 
-    rejection: why it is not an example. repeats: whether a query repeats the one before. length: in
-    letters. evidence: whether the answer rests on pages with the facts. digest: of the question and
-    the turns, equal for duplicates.
+    rejection: why it is not an example.
+    repeats: whether a query repeats the one before.
+    length: in letters.
+    evidence: whether the answer rests on pages with the facts.
+    digest: of the question and the turns, equal for duplicates.
     """
 
     rejection: RejectionReason | None
@@ -128,8 +130,10 @@ class EpisodeText:
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
-    """The choice for a prompt. eligible: the episodes that may be rows, the best first. rate: share
-    of right episodes among those with a score; None without one."""
+    """The choice for a prompt.
+
+    eligible: the episodes that may be rows, the best first.
+    rate: share of right episodes among those with a score; None without one."""
 
     rate: float | None
     eligible: list[EpisodeSummary]
@@ -152,7 +156,7 @@ class Distill(Step[DistillConfig]):
         """Return data about the text of an episode with a judge's score above 0."""
         return text_of(trajectory) if sample.judge else None
 
-    def opened(self, work: Work[DistillConfig]) -> AbstractContextManager[Any]:
+    def resources(self, work: Work[DistillConfig]) -> AbstractContextManager[Any]:
         """Open the file of the rows."""
         from trainer.search.steps.sft_rows import SftRowFile
 
@@ -166,7 +170,7 @@ class Distill(Step[DistillConfig]):
         no config.
         """
         configs = learner_configs(work)
-        outcome, spool = self.outcome(work), work.opened
+        outcome, spool = self.outcome(work), work.resources
         written, cfg = work.notes, work.settings
         rows: dict[str, str] = {}  # digest of what was written -> the row that has it
 
@@ -194,7 +198,7 @@ class Distill(Step[DistillConfig]):
                     best.append(sample)
                     rows[digest] = sample.ref
                 outcome.decisions.append(
-                    decided(sample, prompt, choice.rate, is_chosen, reason, **extra)
+                    decision_about(sample, prompt, choice.rate, is_chosen, reason, **extra)
                 )
         longest = spool.longest(outcome.kept_ids)
         outcome.extra = {
@@ -208,7 +212,7 @@ class Distill(Step[DistillConfig]):
         from trainer.search.steps.sft_rows import write_sft_rows
 
         stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in work.runs}
-        rows = map(work.opened.get, outcome.kept_ids)
+        rows = map(work.resources.get, outcome.kept_ids)
         write_sft_rows(folder, ((row, stores[row["run"]].read_image) for row in rows))
         return True
 
@@ -364,7 +368,8 @@ def choose(
     """Return the choice for a prompt.
 
     A rejected prompt has one decision for all episodes, a chosen one has a decision for each
-    episode that is not eligible. record: earlier decisions about prompts and episodes.
+    episode that is not eligible.
+    record: earlier decisions about prompts and episodes.
     """
     counted, rate, right = _rate(prompt, cfg)
     stats = {"question_id": prompt.question.id, "rate": rate, "right": right}
@@ -379,14 +384,14 @@ def choose(
         reason = _no_row(sample, sample.ref in counts, written, cfg)
         reason = reason or _no_evidence(prompt, sample, written, cfg, record)
         if reason:
-            decisions.append(decided(sample, prompt, rate, False, reason))
+            decisions.append(decision_about(sample, prompt, rate, False, reason))
         else:
             eligible.append(sample)
     eligible.sort(key=lambda sample: _key(sample, written_by_ref[sample.ref], cfg.order))
     return PromptChoice(rate, eligible, decisions)
 
 
-def decided(
+def decision_about(
     sample: EpisodeSummary,
     prompt: CuratedPrompt,
     rate: float | None,
@@ -394,7 +399,10 @@ def decided(
     reason: str,
     **more: str,
 ) -> Decision:
-    """Return the decision about an episode. more: further values."""
+    """Return the decision about an episode.
+
+    more: further values.
+    """
     stats = {
         "question_id": prompt.question.id,
         "rate": rate,
@@ -418,7 +426,7 @@ def _rate(
     prompt: CuratedPrompt, cfg: DistillConfig
 ) -> tuple[list[EpisodeSummary], float | None, int]:
     """Return (episodes that count, share of right ones, number of right ones)."""
-    counted = prompt.counted(cfg.combine, "judge")
+    counted = prompt.counted_episodes(cfg.combine, "judge")
     right = sum(sample.is_right(cfg.success) for sample in counted)
     return counted, right / len(counted) if counted else None, right
 

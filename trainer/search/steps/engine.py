@@ -51,7 +51,7 @@ def run_step(name: str, options: CurationOptions) -> None:
         if options.estimate:
             typer.echo("\n".join(estimate_lines(step, items, work)))
             return
-        with step.opened(work) as work.opened:
+        with step.resources(work) as work.resources:
             outcome = step.decide(work, ask_items(step, items, work))
             write_outcome(options.out, step, work, outcome)
         counts = outcome.manifest()["counts"]

@@ -31,10 +31,12 @@ Combine = Literal["all", "last_step", "last_run"]
 class EpisodeSummary:
     """The summary of an episode.
 
-    order: index of its run. name: of the run. judge, ndcg, reward: None without a value.
-    has_evidence: whether a page with the fact was sent to the generator. rank: the best rank of
-    such a page among all hits; None: it was in none. turns, searches, crops, invalid: counts of the
-    policy's turns.
+    order: index of its run.
+    name: of the run.
+    judge, ndcg, reward: None without a value.
+    has_evidence: whether a page with the fact was sent to the generator.
+    rank: the best rank of such a page among all hits; None: it was in none.
+    turns, searches, crops, invalid: counts of the policy's turns.
     """
 
     order: int
@@ -76,7 +78,7 @@ class CuratedPrompt:
     question: Question
     samples: list[EpisodeSummary] = field(default_factory=list)
 
-    def counted(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
+    def counted_episodes(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
         """Return the episodes with a value that count by a rule."""
         scored = [sample for sample in self.samples if sample.value(measure) is not None]
         if combine == "all" or not scored:
@@ -85,7 +87,7 @@ class CuratedPrompt:
 
     def mean(self, combine: Combine, measure: Measure) -> float | None:
         """Return the mean of the episodes that count; None without one."""
-        return mean_of(self.counted(combine, measure), measure)
+        return mean_of(self.counted_episodes(combine, measure), measure)
 
 
 def of_same_part(
@@ -106,7 +108,10 @@ def mean_of(samples: Iterable[EpisodeSummary], measure: Measure) -> float | None
 
 @dataclass(frozen=True, slots=True)
 class CuratedRun:
-    """A run that was read. digest: SHA-256 of its step files."""
+    """A run that was read.
+
+    digest: SHA-256 of its step files.
+    """
 
     folder: Path
     name: str
@@ -137,7 +142,10 @@ def read_prompts(
 
 
 def run_config(folder: Path, if_missing: str) -> SearchConfig:
-    """Return the config of a run. if_missing: end of the UserError's sentence if it has none."""
+    """Return the config of a run.
+
+    if_missing: end of the UserError's sentence if it has none.
+    """
     path = folder / "config.yaml"
     if not path.is_file():
         raise UserError(f"{path}: does not exist{if_missing}")

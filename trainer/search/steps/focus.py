@@ -188,8 +188,12 @@ class Focus(Step[FocusConfig]):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The values of a row. bucket: of BUCKETS. low: mean of the episodes that count for A; last:
-    mean of the last run (None: no value). played: the last run has episodes of it."""
+    """The values of a row.
+
+    bucket: of BUCKETS.
+    low: mean of the episodes that count for A;
+    last: mean of the last run (None: no value).
+    played: the last run has episodes of it."""
 
     bucket: str
     low: float | None
@@ -254,7 +258,10 @@ def _passed(id: str, record: CurationRecord) -> list[str]:
 
 
 def _stages(focus_cfg: FocusConfig, steps: Collection[str]) -> list[str]:
-    """Return the stages of the funnel. steps: commands with decisions."""
+    """Return the stages of the funnel.
+
+    steps: commands with decisions.
+    """
     is_used = {
         "questions": True,
         "scored": bool({"hard_a", "bucket_0"} & set(focus_cfg.take)),

@@ -14,7 +14,7 @@ from pydantic import Field
 from scorekit.config import Config
 from trainer.search.data import documents, question_row
 from trainer.search.records import SUCCESS, Question, Trajectory
-from trainer.search.steps.asking import Asking, planned, summed
+from trainer.search.steps.asking import Asking, sum_usage, trial_usage
 from trainer.search.steps.episodes import (
     EpisodeSummary,
     covered_facts,
@@ -71,8 +71,12 @@ class HallucinationsConfig(Config):
 class Suspect:
     """An episode that was judged right without all gold pages or alternatives to them.
 
-    question: its id. order: index of its run. evidence: SHA-256 of the generator's images. near:
-    those of a gold page's document. partial: whether some gold page was sent. answer: the answer.
+    question: its id.
+    order: index of its run.
+    evidence: SHA-256 of the generator's images.
+    near: those of a gold page's document.
+    partial: whether some gold page was sent.
+    answer: the answer.
     """
 
     ref: str
@@ -127,7 +131,7 @@ async def kind_of(
 
     async def share_right(images: Iterable[str]) -> float | None:
         pngs = await asyncio.gather(*(load_image(suspect.order, image) for image in images))
-        return (await asking.tried(question, pngs, cfg.times)).share(cfg.right)
+        return (await asking.try_answers(question, pngs, cfg.times)).share(cfg.right)
 
     if not suspect.evidence:
         return "no_search"
@@ -184,13 +188,13 @@ class Hallucinations(Step[HallucinationsConfig]):
                 new = set(sets if suspect.evidence else ()) - planned_sets
                 planned_sets |= new
                 calls = [
-                    planned(prompt.question, len(images), work.settings.times, work.answering)
+                    trial_usage(prompt.question, len(images), work.settings.times, work.answering)
                     for images in new
                 ]
-                items.append(WorkItem(suspect.ref, (prompt.question, suspect), summed(calls)))
+                items.append(WorkItem(suspect.ref, (prompt.question, suspect), sum_usage(calls)))
         return items
 
-    def opened(self, work: Work[HallucinationsConfig]) -> AbstractContextManager[Any]:
+    def resources(self, work: Work[HallucinationsConfig]) -> AbstractContextManager[Any]:
         """Open the episodes of all runs."""
         return nullcontext([TrajectoryStore(run.folder / FOLDER) for run in work.runs])
 
@@ -199,7 +203,7 @@ class Hallucinations(Step[HallucinationsConfig]):
         question, suspect = item.subject
 
         async def load_image(order: int, sha256: str) -> bytes:
-            return await asyncio.to_thread(work.opened[order].read_image, sha256)
+            return await asyncio.to_thread(work.resources[order].read_image, sha256)
 
         return await kind_of(asking, question, suspect, load_image, work.settings)
 

@@ -18,8 +18,9 @@ Overrides = Annotated[
 class CurationOptions:
     """The options of the curation commands. A command has those that its step names.
 
-    run: required; some_runs: the same option where runs are optional. further: options of the step
-    alone.
+    run: required;
+    some_runs: the same option where runs are optional.
+    further: options of the step alone.
     """
 
     out: Annotated[Path, typer.Option("--out", help="Folder of what is made; a new one.")]

@@ -30,7 +30,10 @@ _AT_ONCE = 200  # max rows in a row group of Parquet
 
 
 def check_out(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if `out` must not be replaced. inputs: paths that the command reads."""
+    """Raise UserError if `out` must not be replaced.
+
+    inputs: paths that the command reads.
+    """
     if out.resolve() in [path.resolve() for path in inputs]:
         raise UserError(
             f"{out}: an input of the command, which would be replaced. Name another --out."

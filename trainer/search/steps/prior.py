@@ -31,8 +31,9 @@ SCHEMA_VERSION: Final = 1
 class PriorDecisions:
     """Decisions of earlier commands and of people.
 
-    buckets: id -> bucket, of `search buckets`; None: compute them from the episodes. record:
-    decisions about rows and episodes. inputs: path -> digest of what was read.
+    buckets: id -> bucket, of `search buckets`; None: compute them from the episodes.
+    record: decisions about rows and episodes.
+    inputs: path -> digest of what was read.
     """
 
     buckets: Mapping[str, str] | None = None
@@ -43,11 +44,12 @@ class PriorDecisions:
 def read_prior(ids: set[str] | None, options: CurationOptions) -> PriorDecisions:
     """Return the decisions in folders and files. A later one overrules an earlier one of a step.
 
-    ids: of the data; None: any. options: `buckets` is a folder of this step; `verified`: folders of
-    `verify`, of which only its own decisions count. exclude: files, see `_excluded`. record:
-    folders of steps with decisions, or their record.jsonl; a folder that an earlier version wrote
-    has none, and is read by its decisions. Raises UserError if one is of another step or of other
-    data.
+    ids: of the data; None: any.
+    options: `buckets` is a folder of this step; `verified`: folders of `verify`, of which only its
+    own decisions count. exclude: files, see `_excluded`. record: folders of steps with decisions,
+    or their record.jsonl; a folder that an earlier version wrote has none, and is read by its
+    decisions.
+    Raises UserError if one is of another step or of other data.
     """
     buckets: Path | None = options.further.get("buckets")
     record = CurationRecord()

@@ -108,8 +108,10 @@ class RewriteConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class OriginalThought:
-    """The thought of a turn. turn: index of its message in the conversation. action: its text, for
-    context."""
+    """The thought of a turn.
+
+    turn: index of its message in the conversation.
+    action: its text, for context."""
 
     turn: int
     action: str
@@ -117,7 +119,9 @@ class OriginalThought:
 
 
 class Distilled:
-    """An output folder of `search distill`. record: decisions about its rows.
+    """An output folder of `search distill`.
+
+    record: decisions about its rows.
 
     Raises UserError if it is another folder or its rows are damaged.
     """
@@ -170,8 +174,8 @@ class Distilled:
 class _RowOutcome:
     """The outcome of a row: the new row (None: dropped) and the reason.
 
-    changed: thoughts before and after. doubted: reason -> number of rejected new thoughts, whose
-    originals are kept.
+    changed: thoughts before and after.
+    doubted: reason -> number of rejected new thoughts, whose originals are kept.
     """
 
     row: dict[str, Any] | None
@@ -226,7 +230,7 @@ class Rewrite(Step[RewriteConfig]):
         cfg, items = work.settings, []
         source = Distilled(work.options.further["distilled"], work.prior.record)
         for row in source.rows():
-            if _removed(row, source) is None:
+            if _remove(row, source) is None:
                 calls = [
                     (thoughts_prompt(_question(row), group), group)
                     for group in _groups(_thoughts_to_rewrite(row), cfg.messages_per_call)
@@ -243,7 +247,7 @@ class Rewrite(Step[RewriteConfig]):
         cfg = work.settings
         return Models(chats={REWRITER: (cfg.rewriter, cfg.price)}, cap=cfg.cap)
 
-    def opened(self, work: Work[RewriteConfig]) -> AbstractContextManager[Any]:
+    def resources(self, work: Work[RewriteConfig]) -> AbstractContextManager[Any]:
         """Open the folder of `distill`, and the file of the rows."""
         from trainer.search.steps.sft_rows import SftRowFile
 
@@ -262,7 +266,7 @@ class Rewrite(Step[RewriteConfig]):
 
         Raises UserError if the model to train has changed, or an image is missing.
         """
-        source, rows = work.opened.source, work.opened.rows
+        source, rows = work.resources.source, work.resources.rows
         outcome = self.outcome(work)
         outcome.inputs = {"rows.jsonl": digest_of(source.rows_file), **outcome.inputs}
         examples: list[tuple[str, str]] = []
@@ -296,7 +300,7 @@ class Rewrite(Step[RewriteConfig]):
         """Write the rows and their images."""
         from trainer.search.steps.sft_rows import write_sft_rows
 
-        source, rows = work.opened.source, work.opened.rows
+        source, rows = work.resources.source, work.resources.rows
         kept_rows = map(rows.get, outcome.kept_ids)
         write_sft_rows(folder, ((row, source.read_image) for row in kept_rows))
         return True
@@ -332,8 +336,11 @@ def _rewritten(
     answers: Sequence[dict[int, str] | None],
     cfg: RewriteConfig,
 ) -> _RowOutcome:
-    """Return the outcome of a row. answers: of its calls."""
-    if reason := _removed(row, distilled):
+    """Return the outcome of a row.
+
+    answers: of its calls.
+    """
+    if reason := _remove(row, distilled):
         return _RowOutcome(None, reason)
     originals = _thoughts_to_rewrite(row)
     fallback = row if cfg.broken == "original" else None
@@ -362,7 +369,9 @@ def _rewritten(
 async def rewritten(
     chat: CachedChat, text: str, thoughts: Sequence[OriginalThought]
 ) -> dict[int, str] | None:
-    """Return the rewritten thought of each turn. text: of `thoughts_prompt`.
+    """Return the rewritten thought of each turn.
+
+    text: of `thoughts_prompt`.
 
     Empty if the answer has another form; None without an answer. Raises UserError,
     BudgetExceeded.
@@ -407,7 +416,7 @@ def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str
     return {entry["turn"]: entry["thought"] for entry in turns}
 
 
-def _removed(row: Mapping[str, Any], distilled: Distilled) -> str | None:
+def _remove(row: Mapping[str, Any], distilled: Distilled) -> str | None:
     """Return why a row is dropped without a call (a decision, or a tag in a thought), or None."""
     if reason := distilled.record.no_example(row["question_id"], row["id"]):
         return reason

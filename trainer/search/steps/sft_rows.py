@@ -51,8 +51,12 @@ _FORMAT = "v1"
 
 @dataclass(slots=True)
 class SftExport:
-    """The counts of an export. left_out: reason -> episodes. turns: in the rows. invalid: turns
-    without loss. longest: max ids of a row."""
+    """The counts of an export.
+
+    left_out: reason -> episodes.
+    turns: in the rows.
+    invalid: turns without loss.
+    longest: max ids of a row."""
 
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -90,9 +94,11 @@ def export_sft(
     """Write the episodes of a run (of these steps) as rows for the model in `policy.path`, into a
     folder that is new or empty: `rows.jsonl.gz` and their images.
 
-    cfg: of the run, with the settings of the model to train (policy, chat). end_filter: `any` also
-    exports episodes that were forced, given up, or out of context, without the forced turn; failed
-    ones never. min_reward: of an episode; None: any, also without a reward. Raises UserError.
+    cfg: of the run, with the settings of the model to train (policy, chat).
+    end_filter: `any` also exports episodes that were forced, given up, or out of context, without
+    the forced turn; failed ones never.
+    min_reward: of an episode; None: any, also without a reward.
+    Raises UserError.
     """
     store = TrajectoryStore(run_dir / FOLDER)
     rows = EpisodeRows(cfg)
@@ -178,8 +184,8 @@ class EpisodeRows:
     ) -> dict[str, Any] | str:
         """Return a row, or the reason why there is none.
 
-        load_image: SHA-256 -> PNG. masked_turns: the policy's turns, from 0, that get no loss, in
-        addition to the invalid ones.
+        load_image: SHA-256 -> PNG.
+        masked_turns: the policy's turns, from 0, that get no loss, in addition to the invalid ones.
         """
         turns = [turn for turn in trajectory.turns if not turn.forced]
         invalid = {n for n, turn in enumerate(turns) if turn.action == "invalid"}
@@ -260,7 +266,10 @@ def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | 
 
 
 def save_images(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:
-    """Write the images of a row into the folder, each once. load_image: SHA-256 -> PNG."""
+    """Write the images of a row into the folder, each once.
+
+    load_image: SHA-256 -> PNG.
+    """
     for name in row.get("images", ()):
         path = folder / name
         if not path.exists():

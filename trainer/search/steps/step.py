@@ -32,9 +32,13 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about a row. reason: one of the step's fixed texts, by which rows are counted.
-    stats: the values behind it. episodes: run/trajectory of its episodes. row: the row that is
-    kept, in the form of training data; None: it is dropped, or its step writes the rows itself."""
+    """The decision about a row.
+
+    reason: one of the step's fixed texts, by which rows are counted.
+    stats: the values behind it.
+    episodes: run/trajectory of its episodes.
+    row: the row that is kept, in the form of training data; None: it is dropped, or its step writes
+    the rows itself."""
 
     row_id: str
     is_kept: bool
@@ -53,9 +57,13 @@ class Decision:
 class Outcome:
     """The result of a step before it is written.
 
-    step: its name. settings: its config section. runs: the runs that were read. inputs: other
-    files, name -> digest. extra: further keys of the manifest. record: earlier decisions, if the
-    step adds to them. decisions: of all rows.
+    step: its name.
+    settings: its config section.
+    runs: the runs that were read.
+    inputs: other files, name -> digest.
+    extra: further keys of the manifest.
+    record: earlier decisions, if the step adds to them.
+    decisions: of all rows.
     """
 
     step: str
@@ -109,7 +117,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a page. head: titles of the table. images: charts (SVG); None: no data."""
+    """A section of a page.
+
+    head: titles of the table.
+    images: charts (SVG); None: no data.
+    """
 
     title: str
     words: Sequence[str] = ()
@@ -120,8 +132,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """A piece of a step's paid work. key: of its answer. calls: server -> usage of each call that
-    it makes at most."""
+    """A piece of a step's paid work.
+
+    key: of its answer.
+    calls: server -> usage of each call that it makes at most."""
 
     key: str
     subject: Any
@@ -132,10 +146,12 @@ class WorkItem:
 class Work(Generic[C]):
     """The inputs of a step.
 
-    settings: its config section. prompts: the questions with their episodes. notes: of `Step.note`,
-    by `EpisodeSummary.ref`, in the order of the episodes. prior: earlier decisions. answering,
-    retriever: the servers of the last run, with the keys that the config sets. opened: what
-    `Step.opened` has opened.
+    settings: its config section.
+    prompts: the questions with their episodes.
+    notes: of `Step.note`, by `EpisodeSummary.ref`, in the order of the episodes.
+    prior: earlier decisions.
+    answering, retriever: the servers of the last run, with the keys that the config sets.
+    resources: what `Step.resources` has opened.
     """
 
     options: CurationOptions
@@ -147,7 +163,7 @@ class Work(Generic[C]):
     prior: PriorDecisions
     answering: AnsweringConfig
     retriever: RetrieverConfig
-    opened: Any = None
+    resources: Any = None
 
     @property
     def by_id(self) -> dict[str, CuratedPrompt]:
@@ -161,13 +177,17 @@ class Step(ABC, Generic[C]):
     Its docstring is the command's help, which needs no extra: a step's module imports packages of
     extras where it uses them.
 
-    title: of its page. config: class of its section. options: its command's, in the order of
-    --help: fields of `CurationOptions`, and `further`. further: options of it alone: name ->
-    (annotation, default; ... without one). also: further sections that its result depends on.
-    paths: keys of the config that may name a path in the folder of a loop. needs: the step of the
-    same round whose rows it takes. asks: the servers that it pays, in the order of an estimate.
-    moves: what of the loop's state (`rounds.plan.LoopState`) it replaces. records: whether its
-    decisions are part of the record. drops: whether the rounds' table counts its rows.
+    title: of its page.
+    config: class of its section.
+    options: its command's, in the order of --help: fields of `CurationOptions`, and `further`.
+    further: options of it alone: name -> (annotation, default; ... without one).
+    also: further sections that its result depends on.
+    paths: keys of the config that may name a path in the folder of a loop.
+    needs: the step of the same round whose rows it takes.
+    asks: the servers that it pays, in the order of an estimate.
+    moves: what of the loop's state (`rounds.plan.LoopState`) it replaces.
+    records: whether its decisions are part of the record.
+    drops: whether the rounds' table counts its rows.
     """
 
     name: ClassVar[str]
@@ -202,7 +222,7 @@ class Step(ABC, Generic[C]):
         """Return lines that `--estimate` prints first."""
         return []
 
-    def opened(self, work: Work[C]) -> AbstractContextManager[Any]:
+    def resources(self, work: Work[C]) -> AbstractContextManager[Any]:
         """Open what asking and writing need: pages, proposals. It is not called for an estimate."""
         return nullcontext()
 
@@ -211,11 +231,17 @@ class Step(ABC, Generic[C]):
         raise NotImplementedError
 
     def decide_one(self, prompt: CuratedPrompt, work: Work[C], answer: Any) -> Decision:
-        """Return the decision about a prompt. answer: of the item with its id; None without one."""
+        """Return the decision about a prompt.
+
+        answer: of the item with its id; None without one.
+        """
         raise NotImplementedError
 
     def decide(self, work: Work[C], answers: Mapping[str, Any]) -> Outcome:
-        """Return the decisions about all rows. answers: by the key of their item."""
+        """Return the decisions about all rows.
+
+        answers: by the key of their item.
+        """
         outcome = self.outcome(work)
         for prompt in work.prompts:
             answer = answers.get(prompt.question.id)
@@ -248,7 +274,10 @@ class Step(ABC, Generic[C]):
         return []
 
     def in_loop(self, cfg: SharedConfig, policy: str) -> None:
-        """Complete the config of a loop. policy: that of the last training or SFT."""
+        """Complete the config of a loop.
+
+        policy: that of the last training or SFT.
+        """
 
     def takes_rows(self, cfg: SharedConfig) -> bool:
         """Return whether the loop gives it the rows of the last `focus`."""

@@ -12,8 +12,11 @@ from typing import Any, Final, NamedTuple
 
 
 class StepRow(NamedTuple):
-    """A step. turn: its place in a round of the loop, the smallest first. target: "module:class" in
-    this folder. help: the first sentence of the class."""
+    """A step.
+
+    turn: its place in a round of the loop, the smallest first.
+    target: "module:class" in this folder.
+    help: the first sentence of the class."""
 
     turn: float
     target: str

@@ -91,11 +91,11 @@ def _character(escape: re.Match[str]) -> str:
 _OPEN, _CLOSE = f"<{THINK}>", f"</{THINK}>"
 
 
-def _spaced(name: str) -> str:
+def _pattern_of_name(name: str) -> str:
     return r"[\s_.\-]*+".join(map(re.escape, name.replace("_", "")))
 
 
-_NAMES = "|".join(_spaced(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
+_NAMES = "|".join(_pattern_of_name(name) for name in sorted((*SPELLING, ANSWER, THINK), key=len))
 
 
 #: A tag of an action, or its beginning, in a text from `plain`.
@@ -185,7 +185,10 @@ def invented(text: str) -> str | None:
 
 
 def thoughts(text: str, *, unclosed: bool = False) -> list[str]:
-    """Return the texts in the think blocks of a turn. unclosed: also of an unclosed block."""
+    """Return the texts in the think blocks of a turn.
+
+    unclosed: also of an unclosed block.
+    """
     texts = [text[start:end] for start, end in thought_spans(text)]
     unclosed_text = text[text.rfind(_CLOSE) + 1 :].partition(_OPEN)[2] if unclosed else ""
     return [*texts, unclosed_text] if unclosed_text else texts

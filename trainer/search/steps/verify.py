@@ -189,8 +189,10 @@ class VerifyConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """An answer of the verifier. evidence: (number of the image, from 1; quote). quotes: the check
-    of each quote; empty before the check."""
+    """An answer of the verifier.
+
+    evidence: (number of the image, from 1; quote).
+    quotes: the check of each quote; empty before the check."""
 
     sure: bool
     answer: str
@@ -207,8 +209,10 @@ class Opinion:
 class Verified:
     """The result of a row.
 
-    opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
-    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure.
+    opinions: of the verifier;
+    answers: of the generator; None: invalid.
+    compared: None without a verdict; then `reason` has the reason.
+    opinion: the verifier's, if it is sure.
     """
 
     opinions: tuple[Opinion | None, ...] = ()
@@ -272,7 +276,7 @@ class Verify(Step[VerifyConfig]):
         return [f"{len(items)} rows are verified"]
 
     @contextmanager
-    def opened(self, work: Work[VerifyConfig]) -> Iterator[VerifyInputs]:
+    def resources(self, work: Work[VerifyConfig]) -> Iterator[VerifyInputs]:
         """Open the pages, and read people's decisions. Raises UserError, also for the verifier."""
         verifier, generator = work.settings.verifier, work.answering.generator
         check_independent(verifier, generator)
@@ -289,7 +293,7 @@ class Verify(Step[VerifyConfig]):
 
     async def ask(self, item: WorkItem, asking: Asking, work: Work[VerifyConfig]) -> Verified:
         """Return the result of a row."""
-        pages: Retriever = work.opened.pages
+        pages: Retriever = work.resources.pages
 
         def text(page_id: str) -> str:
             return "\n".join(box.text for box in pages.page(page_id).boxes)
@@ -298,9 +302,9 @@ class Verify(Step[VerifyConfig]):
 
     def decide(self, work: Work[VerifyConfig], answers: Mapping[str, Any]) -> Outcome:
         """Return all rows of the data, without those of a class in `drop`."""
-        cfg, people = work.settings, work.opened.people
+        cfg, people = work.settings, work.resources.people
         outcome = super().decide(work, answers)
-        outcome.inputs = work.opened.inputs
+        outcome.inputs = work.resources.inputs
         pairs: list[tuple[TruthClass, TruthClass]] = [
             (decision.stats["verifier_class"], people[decision.row_id].truth)
             for decision in outcome.decisions
@@ -311,7 +315,7 @@ class Verify(Step[VerifyConfig]):
             "verifier": cfg.verifier.model,
             "quotes": dict(sorted(quotes.items())),
             "people": _people(pairs, cfg),
-            "index": work.opened.pages.info().revision,
+            "index": work.resources.pages.info().revision,
         }
         return outcome
 
@@ -319,7 +323,7 @@ class Verify(Step[VerifyConfig]):
         """Return the decision about a row. A person overrules; without a verdict it is kept."""
         row_id, cfg = prompt.question.id, work.settings
         result: Verified | str = _skipped(prompt, work) or answer
-        person = work.opened.people.get(row_id)
+        person = work.resources.people.get(row_id)
         verified = None if isinstance(result, str) else result
         compared = verified.compared if verified else None
         verifier_class = class_of(compared, cfg.outvoted) if compared else None
@@ -374,7 +378,7 @@ class Verify(Step[VerifyConfig]):
 
     def files(self, work: Work[VerifyConfig], outcome: Outcome) -> Mapping[str, bytes]:
         """Return worksheet.csv and worksheet.html."""
-        load_page, cfg = work.opened.pages.image, work.settings
+        load_page, cfg = work.resources.pages.image, work.settings
         size = cfg.worksheet_rows, cfg.worksheet_width
         return worksheets(outcome.decisions, work.by_id, load_page, *size)
 
@@ -402,7 +406,10 @@ def _skipped(prompt: CuratedPrompt, work: Work[VerifyConfig]) -> str | None:
 def skip_reason(
     prompt: CuratedPrompt, cfg: SharedConfig, max_images: int, record: CurationRecord
 ) -> str | None:
-    """Return why a prompt is not verified, or None. record: earlier decisions."""
+    """Return why a prompt is not verified, or None.
+
+    record: earlier decisions.
+    """
     question, verify_cfg = prompt.question, cfg.verify
     if not question.gold:
         return "no gold page"
@@ -471,7 +478,7 @@ async def verify_row(
         return replace(verified, reason=reason)
     if 2 * sum(item is not None for item in answers) <= len(answers):
         return replace(verified, reason="the generator's answers are none")
-    return await _compared(asking, question, verified, valid, cfg.consensus)
+    return await _compare(asking, question, verified, valid, cfg.consensus)
 
 
 async def _opinions(calls: Sequence[Awaitable[Opinion | None]]) -> list[Opinion | None] | None:
@@ -495,14 +502,17 @@ class _Unjudged(Exception):
     """The judge did not answer."""
 
 
-async def _compared(
+async def _compare(
     asking: Asking,
     question: Question,
     verified: Verified,
     opinions: Sequence[Opinion],
     consensus: float,
 ) -> Verified:
-    """Return the result with its agreements. opinions: the valid ones."""
+    """Return the result with its agreements.
+
+    opinions: the valid ones.
+    """
 
     async def agree(answer: str, *references: str) -> Agreement:
         if any(same_text(answer, reference) for reference in references):
@@ -523,7 +533,7 @@ async def _compared(
     answers = [item for item in verified.answers if item is not None]
     references = question.reference_answers
     try:
-        groups = await _grouped([item for item in opinions if item.sure], agree)
+        groups = await _group([item for item in opinions if item.sure], agree)
         sizes = [len(group) for group in groups]
         stance = stance_of(sizes, sum(not item.sure for item in opinions), consensus)
         generator = await agreement(answers, *references)
@@ -542,7 +552,7 @@ async def _compared(
     return replace(verified, compared=compared, opinion=chosen)
 
 
-async def _grouped(
+async def _group(
     opinions: Sequence[Opinion], agree: Callable[[str, str], Awaitable[Agreement]]
 ) -> list[list[Opinion]]:
     """Return groups of equal opinions, in the order of their first one."""
@@ -580,9 +590,10 @@ async def ask_verifier(
 ) -> Opinion | None:
     """Return the opinion with number `sample`; each has its own request and cache entry.
 
-    None for an invalid answer: truncated, filtered, or not of the schema. chat: with the name
-    `VERIFIER`. pngs: SHA-256 -> PNG. Raises LLMError or TimeoutError without an answer in time,
-    UserError, BudgetExceeded.
+    None for an invalid answer: truncated, filtered, or not of the schema.
+    chat: with the name `VERIFIER`.
+    pngs: SHA-256 -> PNG.
+    Raises LLMError or TimeoutError without an answer in time, UserError, BudgetExceeded.
     """
     cfg = chat.cfg
     reply, _ = await chat.ask(

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from scorekit.errors import UserError
 from scorekit.report.render import visible
 from scorekit.rows.read import MissingColumn, RowFile
-from trainer.runs.readers import shortened
+from trainer.runs.readers import shorten
 from trainer.search.images.image_data import ImageError, read_image
 from trainer.search.steps.agreement import CLASSES, TruthClass
 from trainer.search.steps.episodes import (
@@ -102,7 +102,7 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
         raise UserError(f"--decisions {error}") from None
     if errors:
         count = len(errors)
-        raise UserError(f"--decisions {path}: {count} rows cannot be used:", shortened(errors))
+        raise UserError(f"--decisions {path}: {count} rows cannot be used:", shorten(errors))
     return labels, digest
 
 
@@ -163,7 +163,9 @@ def worksheets(
     """Return worksheet.csv and worksheet.html.
 
     The CSV has all rows with answers or decisions, first those to drop; the page has the first of
-    them. load_page: page id -> PNG. num_rows, width: most rows of the page, pixels of its images.
+    them.
+    load_page: page id -> PNG.
+    num_rows, width: most rows of the page, pixels of its images.
     """
     decided = [
         decision

@@ -275,7 +275,10 @@ class EpisodeCollector:
         batch: SearchBatch,
         clock: PhaseTimer,
     ) -> FinishedEpisodes:
-        """Run the episodes of questions, each process its part. counts: of each position."""
+        """Run the episodes of questions, each process its part.
+
+        counts: of each position.
+        """
         cfg, world, searcher = self.cfg, self.world, self.searcher
         world.set_phase(f"update {update}, sampling")
         policy = SampledPolicy(

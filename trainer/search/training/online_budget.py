@@ -103,7 +103,9 @@ def allocate(beliefs: Sequence[SuccessBelief], total: int, fewest: int, largest:
 def affordable(money: float, cost: float, reserved: float, updates: float) -> int:
     """Return the episodes of an update with which the money lasts for all that remain.
 
-    cost: of an episode. reserved: episodes that are paid for besides. updates: how many remain.
+    cost: of an episode.
+    reserved: episodes that are paid for besides.
+    updates: how many remain.
     """
     return max(0, math.floor((money / cost - reserved) / updates))
 
@@ -112,7 +114,10 @@ class Results:
     """The successes and episodes so far: of each question, document and type, and of all."""
 
     def __init__(self, success: float) -> None:
-        """Start without results. success: least reward of a successful episode."""
+        """Start without results.
+
+        success: least reward of a successful episode.
+        """
         self._success = success
         self._counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
 
@@ -132,7 +137,7 @@ class Results:
         return None if value is None else not below(value, self._success)
 
     def belief(self, question: Question) -> SuccessBelief:
-        """Return what is known of a question.
+        """Return how likely an episode of a question succeeds, as a Beta distribution.
 
         Its own episodes count one by one, in whatever update they were. Besides, the mean of its
         document counts as two episodes; to that, the mean of its type; to that, the mean of all.
@@ -239,8 +244,8 @@ class OnlineBudget:
     ) -> BudgetDecision:
         """Return the decision about a round's questions, the same on every process.
 
-        number: of the round; the first, 0, has all questions of the update. chosen: (position,
-        question).
+        number: of the round; the first, 0, has all questions of the update.
+        chosen: (position, question).
         """
         spent = self._spent()
         is_main = self._world.is_main

@@ -64,9 +64,11 @@ def run_search(
     """Train, evaluate and log.
 
     Folder and services are checked before weights are loaded; weights and questions before files of
-    an earlier run are replaced. sets: evaluation sets by name. resume: continue the run in
-    misc.run_dir from its newest complete checkpoint; a run without one starts again. Raises
-    UserError for what the user can fix.
+    an earlier run are replaced.
+    sets: evaluation sets by name.
+    resume: continue the run in misc.run_dir from its newest complete checkpoint; a run without one
+    starts again.
+    Raises UserError for what the user can fix.
     """
     if not train:
         raise UserError("data.train: there are no questions")

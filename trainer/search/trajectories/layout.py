@@ -22,8 +22,10 @@ KINDS = {
 
 
 class BoxMark(NamedTuple):
-    """A box on an image, in 0-1 of its sides. kind: `written` by the policy, or `cut` out of the
-    page. turn: number of its turn."""
+    """A box on an image, in 0-1 of its sides.
+
+    kind: `written` by the policy, or `cut` out of the page.
+    turn: number of its turn."""
 
     kind: str
     region: Region
@@ -32,7 +34,10 @@ class BoxMark(NamedTuple):
 
 @dataclass
 class MarkedImage:
-    """An image of a turn. marks: the boxes of later turns on it."""
+    """An image of a turn.
+
+    marks: the boxes of later turns on it.
+    """
 
     view: ImageView
     marks: list[BoxMark] = field(default_factory=list)

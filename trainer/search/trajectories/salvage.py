@@ -30,8 +30,10 @@ _ID = re.compile(rb'"trajectory_id":\s*"([^"\\]{1,200})"')
 class SalvagedStep:
     """A damaged step file.
 
-    damaged: where it is kept. num_kept: lines in the new file; if 0, there is no new file. losses:
-    a text for each lost line. has_unchecked: whether a line without its own checksum was kept.
+    damaged: where it is kept.
+    num_kept: lines in the new file; if 0, there is no new file.
+    losses: a text for each lost line.
+    has_unchecked: whether a line without its own checksum was kept.
     """
 
     path: Path
@@ -52,7 +54,11 @@ class SalvagedStep:
 
 
 class _StepLine(NamedTuple):
-    """A line of a step file. error: why it is damaged. is_checked: its own checksum is right."""
+    """A line of a step file.
+
+    error: why it is damaged.
+    is_checked: its own checksum is right.
+    """
 
     line: bytes
     error: str | None
@@ -62,16 +68,17 @@ class _StepLine(NamedTuple):
 def salvage(run_dir: Path) -> list[SalvagedStep]:
     """Replace each damaged step file of a run by one with its readable lines.
 
-    The damaged files are kept beside them, as `step-000001.jsonl.gz.damaged`. run_dir: of a run, or
-    its folder of trajectories. Raises UserError if there is no store.
+    The damaged files are kept beside them, as `step-000001.jsonl.gz.damaged`.
+    run_dir: of a run, or its folder of trajectories.
+    Raises UserError if there is no store.
     """
     is_store = (run_dir / "store.json").is_file()
     store = TrajectoryStore(run_dir if is_store else run_dir / FOLDER)
-    steps = (_salvaged(store, step) for step in store.steps())
+    steps = (_salvage(store, step) for step in store.steps())
     return [step for step in steps if step is not None]
 
 
-def _salvaged(store: TrajectoryStore, step: int) -> SalvagedStep | None:
+def _salvage(store: TrajectoryStore, step: int) -> SalvagedStep | None:
     path = store.step_path(step)
     if _is_readable(store, step):
         return None
@@ -127,7 +134,7 @@ def _step_lines(content: bytes) -> Iterator[_StepLine]:
 
 def _lines_of(member: bytes) -> Iterator[_StepLine]:
     """Yield the lines of a member, and of what follows it up to the next one."""
-    text, error, remainder = _unpacked(member)
+    text, error, remainder = _unpack(member)
     *lines, tail = text.split(b"\n")
     if error is None:
         yield from (_StepLine(line + b"\n", None) for line in lines)
@@ -147,7 +154,7 @@ def _lines_of(member: bytes) -> Iterator[_StepLine]:
 _CHECKSUM = "the checksum is wrong"
 
 
-def _unpacked(member: bytes) -> tuple[bytes, str | None, bytes]:
+def _unpack(member: bytes) -> tuple[bytes, str | None, bytes]:
     """Return (text, error, what follows): the text up to the damage, if there is any."""
     unpacker = zlib.decompressobj(31)
     parts: list[bytes] = []

@@ -58,9 +58,10 @@ class _Line(Trajectory):
 class TrajectoryStore:
     """The trajectories of one run. Threads may share it; one process writes.
 
-    folder: `trajectories` in the run directory. run: its name, to write; None: to read an existing
-    store. Raises UserError if the folder does not exist, belongs to another run, or has another
-    schema version.
+    folder: `trajectories` in the run directory.
+    run: its name, to write; None: to read an existing store.
+    Raises UserError if the folder does not exist, belongs to another run, or has another schema
+    version.
     """
 
     def __init__(self, folder: Path, run: str | None = None) -> None:

@@ -39,15 +39,17 @@ def write_view(
 ) -> Path:
     """Write the page of a run and return its path: `view.html` in the run's folder.
 
-    steps: None: all. max_episodes: on the page; if there are more, it has the first of each step
-    and the number of the others. Raises UserError if there is no episode.
+    steps: None: all.
+    max_episodes: on the page; if there are more, it has the first of each step and the number of
+    the others.
+    Raises UserError if there is no episode.
     """
     store = TrajectoryStore(run_dir / FOLDER)
     stored = store.steps()
     if steps is not None and (unknown := sorted(set(steps) - set(stored))):
         raise UserError(f"{store.folder}: has no step {unknown[0]}. It has {_listed(stored)}.")
     selected = stored if steps is None else sorted(set(steps))
-    chosen, total = _chosen(store, selected, max_episodes)
+    chosen, total = _choose(store, selected, max_episodes)
     if not chosen:
         raise UserError(f"{store.folder}: no episodes to show")
     title = f"{store.run}, {'step' if len(selected) == 1 else 'steps'} {_listed(selected)}"
@@ -66,8 +68,8 @@ def write_episodes(
 ) -> None:
     """Write a page of some episodes.
 
-    load_image: SHA-256 -> PNG; raises UserError if there is none, and the page says so. total:
-    number of all episodes.
+    load_image: SHA-256 -> PNG; raises UserError if there is none, and the page says so.
+    total: number of all episodes.
     """
     laid_out = [lay_out(episode) for episode in episodes]
     classes = _classes(laid_out)
@@ -90,7 +92,7 @@ def write_episodes(
     )
 
 
-def _chosen(
+def _choose(
     store: TrajectoryStore, steps: Sequence[int], max_episodes: int
 ) -> tuple[list[Trajectory], int]:
     """Return at most `max_episodes` episodes, equally many of each step, and their total."""

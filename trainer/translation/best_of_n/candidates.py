@@ -80,7 +80,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SampledSource:
-    """A source with its different translations; greedy: the index of the greedy one, if asked."""
+    """A source with its different translations;
+
+    greedy: the index of the greedy one, if asked.
+    """
 
     prompt: Prompt
     candidates: list[Candidate]

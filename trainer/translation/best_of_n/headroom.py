@@ -74,7 +74,8 @@ class MeasuredChoice:
 class Headroom:
     """The result for a policy.
 
-    samples: of each source. different: mean number of different ones.
+    samples: of each source.
+    different: mean number of different ones.
     left_out: sources without a reward of a sample or of the greedy translation.
     unscored: samples without a reward, of all sources; they take part in nothing.
     choices: `greedy` first.
@@ -154,7 +155,10 @@ def _chrf(text: str, other: str) -> float:
 def measure(
     sources: Sequence[SampledSource], scored: Sequence[ScoredSource | None], samples: int
 ) -> Headroom:
-    """Return the headroom of the sources. samples: of each of them."""
+    """Return the headroom of the sources.
+
+    samples: of each of them.
+    """
     used = [source for source in scored if source is not None]
     names = list(used[0].values) if used else []
     has_references = any(source.ref for source in used)

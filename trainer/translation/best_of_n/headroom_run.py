@@ -59,7 +59,10 @@ _ADVICE = "Start again with --overwrite, or choose another folder (--set misc.ru
 
 @dataclass(frozen=True, slots=True)
 class HeadroomFiles:
-    """The files of a headroom. table: for the terminal."""
+    """The files of a headroom.
+
+    table: for the terminal.
+    """
 
     result: Headroom
     json: Path
@@ -77,7 +80,8 @@ def run_headroom(
 ) -> HeadroomFiles:
     """Measure the headroom of the policy on a set of examples.
 
-    name: of the set. reverse: folder or hub id of a policy that translates back.
+    name: of the set.
+    reverse: folder or hub id of a policy that translates back.
     overwrite: forget an earlier measurement in the folder; else it goes on.
     Raises UserError for whatever the user can fix.
     """
@@ -256,7 +260,10 @@ def _row(choice: MeasuredChoice, has_references: bool) -> list[str]:
 
 
 def _cells(stat: PairedStat | None, digits: int) -> tuple[str, str]:
-    """Return a value, and its change from greedy with the interval."""
+    """Return a choice's value, and its change from greedy with the interval.
+
+    stat: pairs the values of greedy (first) with those of the choice (second).
+    """
     if stat is None or stat.second is None:
         return "–", ""
     value = f"{stat.second:.{digits}f}"

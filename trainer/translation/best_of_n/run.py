@@ -74,7 +74,8 @@ def run_best_of_n(
 ) -> BestOfNResult:
     """Run all stages that have no output yet.
 
-    train: the sources to sample translations of. sets: held-out examples by name.
+    train: the sources to sample translations of.
+    sets: held-out examples by name.
     resume: go on with the run of misc.run_dir.
     Raises UserError for whatever the user can fix.
     """
@@ -130,7 +131,7 @@ def check_start(cfg: BestOfNConfig, *, resume: bool) -> None:
     """Raise UserError if the run cannot start in its folder, or not be resumed there."""
     folder = Path(cfg.misc.run_dir)
     config = folder / "config.yaml"
-    recorded = _recorded(config)
+    recorded = _record(config)
     if resume:
         if recorded is None:
             raise UserError(f"--resume: {folder} has no run of best-of-n SFT")
@@ -151,7 +152,7 @@ def check_start(cfg: BestOfNConfig, *, resume: bool) -> None:
         )
 
 
-def _recorded(config: Path) -> dict[str, Any] | None:
+def _record(config: Path) -> dict[str, Any] | None:
     """Return the recorded config of a run; None if there is none of this task."""
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))

@@ -91,7 +91,8 @@ def evaluate_on_dataset(
     The same policy gives the same translations, also at a temperature above 0: sampling has a
     separate seed, and the caller's random state does not change. The model is in eval mode
     meanwhile.
-    sampler: default: this process. prompts: of these examples, if they exist already.
+    sampler: default: this process.
+    prompts: of these examples, if they exist already.
     world: the processes that share the examples, each of which gets the full report. If the weights
     are sharded, each process translates everything, because all have to make the same passes.
     metrics: held-out metrics, which are not part of the reward. Only they get references.

@@ -20,8 +20,11 @@ from tests.kits.embedder import LENGTH, kinds, vector_of
 class OtherServer:
     """A server that has OpenAI's route and little else.
 
-    max_texts: texts of a request. refuses: whether it refuses a text. status: of its refusals.
-    spoil: changes the answer. script: statuses of the next answers, before any good one."""
+    max_texts: texts of a request.
+    refuses: whether it refuses a text.
+    status: of its refusals.
+    spoil: changes the answer.
+    script: statuses of the next answers, before any good one."""
 
     def __init__(self, *, max_texts=2048, refuses=lambda text: False, status=400, models=("m",)):
         self.max_texts, self.refuses, self.status, self.models = max_texts, refuses, status, models

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scorekit.adapters.shared import template_pattern
 from scorekit.prompts import TEMPLATES
 from scorekit.text import checks, findings, markup, meta_text, numbers
-from scorekit.text.chat_marks import neutral, restored
+from scorekit.text.chat_marks import neutral, restore_marks
 from scorekit.text.numbers.conflicts import bound_words
 from scorekit.text.numbers.moments import moments_of
 from scorekit.text.numbers.table import FILES, read_table
@@ -158,7 +158,7 @@ def run_functions() -> None:
     """Run the functions that read a full text, in a separate process."""
     from scorekit.rewards.violations import VIOLATIONS
     from scorekit.text.sentences import split_sentences
-    from services.judge.fence import defused
+    from services.judge.fence import defuse
     from services.judge.rules import judge_translation
     from synth.config import SegmentationConfig
     from synth.filters import RuleConfig, check_rules
@@ -191,8 +191,8 @@ def run_functions() -> None:
         "segments": lambda text: find_segments([text], SegmentationConfig(), "escaped"),
         "sentences": split_sentences,
         "blobs": blobs,
-        "fence": defused,
-        "restored": lambda text: restored(text, neutral(text)),
+        "fence": defuse,
+        "restored": lambda text: restore_marks(text, neutral(text)),
     }
     hostile_texts.LIMIT_S //= 2  # for half of the usual length
     for name, work in works.items():

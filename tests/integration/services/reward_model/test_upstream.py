@@ -27,7 +27,11 @@ LABELS = {"good": 1.0, "bad": -0.5}
 
 
 class Upstream:
-    """A server of a classifier. outputs: by label, in its order. answers: given first, in order."""
+    """A server of a classifier.
+
+    outputs: by label, in its order.
+    answers: given first, in order.
+    """
 
     def __init__(self, outputs: dict[str, float] | None = None, model: str = "rm") -> None:
         self.outputs = {"good": 0.5, "bad": 2.0} if outputs is None else outputs

@@ -23,7 +23,10 @@ POISON = [f"number {i} " for i in range(12)]
 
 
 class FailingServer(FakeOpenAI):
-    """A server that fails for those texts. failure: a status, or "close"."""
+    """A server that fails for those texts.
+
+    failure: a status, or "close".
+    """
 
     failure: int | str = 500
 

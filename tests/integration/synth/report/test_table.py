@@ -14,7 +14,7 @@ from synth.record import KeptRecord, RejectedRecord
 from synth.report.estimate import estimate, plan, status
 from synth.report.page import write_report
 from synth.report.views import write_stats
-from synth.stages.table import BY_NAME, ORDER, in_order, named
+from synth.stages.table import BY_NAME, ORDER, in_order, stage_names
 from synth.storage.distributions import Distribution, DistributionChart
 from tests.kits.synth.driver import prepared
 from tests.kits.synth.output import config, make_run, printed, views_of
@@ -84,10 +84,10 @@ def test_each_stage_follows_the_one_before_it_in_the_table():
     assert [stage.after for stage in ORDER] == [None, *ORDER[:-1]]
     assert ORDER[-1].previous_stages == ORDER[:-1]
     assert len({stage.name for stage in ORDER}) == len(ORDER)
-    assert named("all") == tuple(BY_NAME)
-    assert named("score_128_select_best") == ("score_select_best",)
+    assert stage_names("all") == tuple(BY_NAME)
+    assert stage_names("score_128_select_best") == ("score_select_best",)
     with pytest.raises(UserError, match="--stage nothing: give all, or one of sample_sources, "):
-        named("nothing")
+        stage_names("nothing")
 
 
 def test_the_costs_are_of_the_stages_in_their_order(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from scorekit.errors import UserError
 from services.judge.rules import judge_translation
 from synth.run import RunOptions, run_stages
-from synth.stages.table import named
+from synth.stages.table import stage_names
 from synth.storage.store import StageFolder, read_records
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI
@@ -64,7 +64,7 @@ def test_a_tag_is_kept_to_the_exported_row(tag, tmp_path, corpus, metricx_url):
     fake = FakeOpenAI(respond=answer(good, bad, 0.5))
     with fake.running() as url:
         cfg = config(tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": tag})
-        run_stages(cfg, RunOptions(named("all")))
+        run_stages(cfg, RunOptions(stage_names("all")))
     prompt = fake.requests[0].body["messages"][-1]["content"]
     assert f"{name} ({tag})" in prompt and "English (en-US)" in prompt
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
@@ -87,7 +87,7 @@ def test_a_teacher_that_writes_the_other_variant_is_rejected_by_its_code(
         with pytest.raises(
             UserError, match=f"format_filter: no record was accepted \\({code} 6\\)"
         ):
-            run_stages(cfg, RunOptions(named("all")))
+            run_stages(cfg, RunOptions(stage_names("all")))
     rejected = list(StageFolder(cfg.run.out_dir, "format_filter").all_rejected())
     assert len(rejected) == 6 and {record["reason_code"] for record in rejected} == {code}
 
@@ -105,7 +105,7 @@ def test_the_judge_is_told_the_tag(tag, code, tmp_path, corpus, metricx_url):
             segmentation={"max_chars": 100},
             filters={"rule_based": False, "llm_judge": {"url": judge}},
         )
-        run_stages(cfg, RunOptions(named("all")))
+        run_stages(cfg, RunOptions(stage_names("all")))
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
     assert rows and all(row["target_text"].startswith(good) for row in rows)
     tried = [t["reason_code"] for row in rows for t in row["selection"]["filters"]["tried"]]
@@ -140,7 +140,7 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_
             metricx_url,
             data={"tgt_lang": "qjj", "languages": [language]},
         )
-        run_stages(cfg, RunOptions(named("all")))
+        run_stages(cfg, RunOptions(stage_names("all")))
     assert "Udo Korean (qjj)" in fake.requests[0].body["messages"][-1]["content"]
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
     assert rows and {(r["pair_id"], r["target_lang_code"]) for r in rows} == {("en->qjj", "qjj")}

@@ -17,7 +17,7 @@ from synth.config import SynthConfig, pair_configs
 from synth.execution.stage import StageIncomplete
 from synth.pairs import run_pairs
 from synth.run import RunOptions
-from synth.stages.table import named
+from synth.stages.table import stage_names
 from synth.storage.store import StageFolder, read_records
 from testing.openai_server import FakeOpenAI
 from tests.kits.synth import languages as one_pair
@@ -64,7 +64,7 @@ def finished(tmp_path_factory, corpus, teacher, metricx_url):
         metricx_url,
         export={"preference_pairs": True},
     )
-    run_pairs(cfg, RunOptions(named("all")))
+    run_pairs(cfg, RunOptions(stage_names("all")))
     return cfg
 
 
@@ -103,7 +103,7 @@ def test_the_exports_are_one_dataset_with_a_configuration_each(finished, tmp_pat
 def test_what_is_done_is_asked_for_no_more(finished, teacher):
     before, card = len(teacher.requests), (finished.run.out_dir / "export/README.md").read_bytes()
     (finished.run.out_dir / "export/en-zh-TW/of-an-earlier-one.jsonl").touch()
-    run_pairs(finished, RunOptions(named("all"), resume=True))
+    run_pairs(finished, RunOptions(stage_names("all"), resume=True))
     assert len(teacher.requests) == before
     assert (finished.run.out_dir / "export/README.md").read_bytes() == card
     assert not (finished.run.out_dir / "export/en-zh-TW/of-an-earlier-one.jsonl").exists()
@@ -145,11 +145,11 @@ def test_a_pair_that_is_left_open_stops_no_other(
 
     monkeypatch.setattr(synth.pairs, "run_stages", run)
     with pytest.raises(StageIncomplete, match="en-zh-TW: prefilter_score: 3 records are left open"):
-        run_pairs(cfg, RunOptions(named("all")))
+        run_pairs(cfg, RunOptions(stage_names("all")))
     assert StageFolder(tmp_path / "run/ko-sr-Latn", "export").done()
     assert not (tmp_path / "run/export").exists()
     monkeypatch.undo()
-    run_pairs(cfg, RunOptions(named("all"), resume=True))
+    run_pairs(cfg, RunOptions(stage_names("all"), resume=True))
     assert (tmp_path / "run/export/README.md").is_file()
 
 
@@ -170,4 +170,4 @@ def test_a_users_mistake_names_its_pair(tmp_path, corpus, teacher, metricx_url):
     cfg = config(tmp_path / "run", corpus, teacher, metricx_url)
     cfg.data.pairs[1].files = [str(tmp_path / "nothing/*.gz")]
     with pytest.raises(UserError, match=r"^ko-sr-Latn: data\.files: "):
-        run_pairs(cfg, RunOptions(named("all")))
+        run_pairs(cfg, RunOptions(stage_names("all")))

@@ -15,7 +15,7 @@ from trainer.chat.config import ChatConfig
 from trainer.chat.render import render, render_spans, tokenize
 from trainer.chat.template_check import (
     has_markers,
-    marked,
+    mark_texts,
     repaired_template,
     training_template,
     without_markers,
@@ -44,7 +44,7 @@ def test_no_character_of_a_template_changes(name: str) -> None:
         for row in (DIALOGUE, DIALOGUE[1:], DIALOGUE[1:3], DIALOGUE[:2]):
             for prompt in (False, True):
                 expected = text_of(text, row, chat, generation_prompt=prompt)
-                assert text_of(marked(text), row, chat, generation_prompt=prompt) == expected
+                assert text_of(mark_texts(text), row, chat, generation_prompt=prompt) == expected
     assert text_of(without_markers(text), DIALOGUE) == text_of(text, DIALOGUE)
 
 
@@ -54,7 +54,7 @@ def test_no_character_of_a_template_changes(name: str) -> None:
 def test_spaces_at_the_ends_of_a_template_stay(edge: str) -> None:
     for text in (CHATML.strip(), template_text("qwen3"), template_text("gemma3")):
         changed = edge.replace("{0}", text)
-        assert text_of(marked(changed), DIALOGUE) == text_of(changed, DIALOGUE)
+        assert text_of(mark_texts(changed), DIALOGUE) == text_of(changed, DIALOGUE)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
     assert "TRL" in trl_template.origin
     # TRL's template also labels a "\n".
     marked_template = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)
-    assert marked_template.template == marked(template_text("qwen2_5"))
+    assert marked_template.template == mark_texts(template_text("qwen2_5"))
 
 
 def test_a_template_of_ones_own_is_marked_too() -> None:
@@ -92,7 +92,7 @@ def test_a_template_of_ones_own_is_marked_too() -> None:
 def test_the_mask_has_every_byte_of_the_last_character() -> None:
     """Check that each token of a span's last character is trained."""
     bare = CHATML.replace(" + '<|im_end|>\\n'", "").replace("<|im_start|>", "\n")
-    tokenizer = byte_tokenizer(marked(bare))
+    tokenizer = byte_tokenizer(mark_texts(bare))
     row = turns("안녕", "뷁")
     encoded = tokenizer.apply_chat_template(
         row, return_dict=True, return_assistant_tokens_mask=True, tokenize=True

@@ -20,7 +20,10 @@ from trainer.roleplay.similarity import open_similarity
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Holds the files that all runs read. anchors: a calibration.json of the server."""
+    """Holds the files that all runs read.
+
+    anchors: a calibration.json of the server.
+    """
 
     folder: Path
     policy: Path
@@ -30,8 +33,9 @@ class RunFiles:
     server: NgramServer
 
     def config(self, run_dir: Path, **changes: Any) -> RoleplayConfig:
-        """Return the config of a short run. changes: sections, or keys of them as
-        `grpo__max_steps`."""
+        """Return the config of a short run.
+
+        changes: sections, or keys of them as `grpo__max_steps`."""
         data: dict[str, Any] = {
             "task": "roleplay",
             "data": {"train": str(self.train), "eval": str(self.held_out)},

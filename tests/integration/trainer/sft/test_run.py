@@ -21,7 +21,7 @@ from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
 from trainer.chat.config import ChatConfig
 from trainer.chat.render import render
-from trainer.chat.template_check import has_markers, marked
+from trainer.chat.template_check import has_markers, mark_texts
 from trainer.rl import policy
 from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.run_log import read_jsonl
@@ -154,7 +154,7 @@ def test_an_export_keeps_the_mended_template_and_the_ends_of_sampling(
             config = json.loads((saved / "config.json").read_text())
             assert config["rope_theta"] == config["rope_parameters"]["rope_theta"]  # version 4
         tokenizer = AutoTokenizer.from_pretrained(to)
-        assert tokenizer.chat_template == marked(CHATML)
+        assert tokenizer.chat_template == mark_texts(CHATML)
         messages = dialogues(1)[0]["messages"]
         assert render(tokenizer, messages, ChatConfig()) == render(
             byte_tokenizer(CHATML), messages, ChatConfig()

@@ -26,7 +26,11 @@ _ADDRESS = re.compile(r"ws://(\S+)/ws")
 
 
 class SearchServer:
-    """A running `serve-openenv`. url: its address. log: what it has printed."""
+    """A running `serve-openenv`.
+
+    url: its address.
+    log: what it has printed.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], log_file: Path) -> None:
         self.process, self._log_file = process, log_file
@@ -50,7 +54,10 @@ def server_command(config: Path, *options: str) -> list[str]:
 def running_server(
     config: Path, log_file: Path, *options: str, keys: str | None = None
 ) -> Iterator[SearchServer]:
-    """Serve a config. keys: those that clients need."""
+    """Serve a config.
+
+    keys: those that clients need.
+    """
     variables = {"SCOREKIT_API_KEYS": keys} if keys is not None else {}
     with log_file.open("wb") as output:
         process = subprocess.Popen(

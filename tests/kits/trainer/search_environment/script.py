@@ -96,7 +96,8 @@ def observed_message(message: Any) -> list[Any]:
 def episode_record(messages: Sequence[Any], result: Any) -> dict[str, Any]:
     """Return what an episode showed and gave, as JSON values.
 
-    messages: from `observed_message`, in order. result: an `EpisodeResult`.
+    messages: from `observed_message`, in order.
+    result: an `EpisodeResult`.
     """
     return {
         "messages": list(messages),

@@ -45,7 +45,10 @@ class Knowing:
 
 @contextmanager
 def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterator[Knowing]:
-    """Start all servers. pages: id -> text; `picture_of` and `png_of` make an id's images."""
+    """Start all servers.
+
+    pages: id -> text; `picture_of` and `png_of` make an id's images.
+    """
 
     def answer(body: Body, seed: int | None) -> str:
         question, page_ids = _question_and_pages(body, pages)

@@ -70,7 +70,11 @@ def _turn(number: int, text: str) -> Turn:
 
 
 def text_run(folder: Path, episodes: list[Trajectory], *questions: Question, **config: Any) -> Path:
-    """Write a run of a text policy. questions: all of the run's; config: more sections."""
+    """Write a run of a text policy.
+
+    questions: all of the run's;
+    config: more sections.
+    """
     write_run(folder, episodes, questions)
     path = folder / "config.yaml"
     config_values = yaml.safe_load(path.read_text(encoding="utf-8")) | {"episode": READING} | config

@@ -53,8 +53,9 @@ def searched(
     step: int = 1,
     **more: Any,
 ) -> Trajectory:
-    """Return an episode with these stats. None: it has no such stat. more: see
-    `finished.episode`."""
+    """Return an episode with these stats. None: it has no such stat.
+
+    more: see `finished.episode`."""
     answer_text = answer if answer is not None else "said" if judge is not None else None
     fields: dict[str, Any] = {
         "run": "",
@@ -88,8 +89,8 @@ def write_run(
 ) -> Path:
     """Write a run's folder: its store, and a config that names its questions.
 
-    questions: defaults to those of the episodes. pictures: by SHA-256, beside those of the pages
-    that `finished` shows.
+    questions: defaults to those of the episodes.
+    pictures: by SHA-256, beside those of the pages that `finished` shows.
     """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for sha256, png in (pictures or {}).items():
@@ -120,7 +121,7 @@ def outcome_of(name: str, *runs: Path, cfg: CurationConfig | None = None) -> Out
     curation_step = step_of(name)
     options = CurationOptions(out=Path("out"), run=list(runs))
     work = open_work(curation_step, options, cfg or CurationConfig())
-    with curation_step.opened(work) as work.opened:
+    with curation_step.resources(work) as work.resources:
         return curation_step.decide(work, {})
 
 
@@ -133,7 +134,7 @@ def write_rows(path: Path, questions: Sequence[Question]) -> Path:
     return path
 
 
-def decided(folder: Path) -> dict[str, dict[str, Any]]:
+def decisions_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Return what a command has decided: id -> line."""
     lines = (folder / "decisions.jsonl").read_text(encoding="utf-8").splitlines()
     return {row["id"]: row for row in map(json.loads, lines)}

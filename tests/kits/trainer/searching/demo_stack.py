@@ -25,9 +25,12 @@ PICKED = ("q001", "q013", "q034", "q079", "q083")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The running services. settings: flags of `trainer search` that name them.
+    """The running services.
 
-    policy: flags that name the searcher. questions: a file of questions that the index answers.
+    settings: flags of `trainer search` that name them.
+
+    policy: flags that name the searcher.
+    questions: a file of questions that the index answers.
     """
 
     folder: Path
@@ -49,7 +52,10 @@ class Stack:
 
 @contextmanager
 def demo_stack(folder: Path, index: Path) -> Iterator[Stack]:
-    """Start all services, and end them with the block. index: see `make_demo_index`."""
+    """Start all services, and end them with the block.
+
+    index: see `make_demo_index`.
+    """
     (folder / "index").symlink_to(index)
     files = [HERE / name for name in ("questions.jsonl", "heldout.jsonl")]
     rows = [json.loads(line) for f in files for line in f.read_text(encoding="utf-8").splitlines()]

@@ -91,8 +91,9 @@ def episode(
     end: Any = "complete",
     **more: Any,
 ) -> Trajectory:
-    """Return a finished episode: one search per page of `shown`, then its end. more: fields of
-    Trajectory.
+    """Return a finished episode: one search per page of `shown`, then its end.
+
+    more: fields of Trajectory.
     """
     turns = [search_turn(number, page_id) for number, page_id in enumerate(shown, 1)]
     if end in ("complete", "forced"):

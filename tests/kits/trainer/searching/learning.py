@@ -152,7 +152,8 @@ def standing_in() -> StandInRetriever:
 def running_services(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, Any]]:
     """Start the services of a run; yield the config sections that name them.
 
-    index: a folder, or the app of a retriever; generator, judge: apps.
+    index: a folder, or the app of a retriever;
+    generator, judge: apps.
     """
     with ExitStack() as stack:
         is_folder = isinstance(index, Path)

@@ -48,8 +48,8 @@ def draw_page(page_id: str, lines: tuple[Line, ...]) -> bytes:
 class PagesHere:
     """Finds pages like `Retriever`, in this process.
 
-    The best page is the one with most words of a query; none if it has none of them. requests: the
-    queries of each request, in order.
+    The best page is the one with most words of a query; none if it has none of them.
+    requests: the queries of each request, in order.
     """
 
     def __init__(self, deck: Mapping[str, Sequence[Line]] = DECK) -> None:

@@ -70,8 +70,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny(folder: Path, context: int = 8192) -> Path:
-    """Write a tiny vision model as it would be published; return `folder`. context: ids that it
-    reads.
+    """Write a tiny vision model as it would be published; return `folder`.
+
+    context: ids that it reads.
     """
     model: Any = tiny("qwen2_5_vl")
     model.config.text_config.max_position_embeddings = context

@@ -20,7 +20,10 @@ KOREAN, CHINESE = "2023년 매출 보고서", "年度报告-销售额"
 
 
 def image_of(shade: int, format: str = "PNG") -> bytes:
-    """Return a small image. shade: its color, which tests can read back."""
+    """Return a small image.
+
+    shade: its color, which tests can read back.
+    """
     written = BytesIO()
     Image.new("RGB", (32, 24), (shade, 60, 120)).save(written, format)
     return written.getvalue()
@@ -97,7 +100,10 @@ def seek_row(uid: str, file_name: str, pages: Any, **fields: Any) -> dict[str, A
 
 
 def write_seek(root: Path, rows: Sequence[Mapping[str, Any]], documents: Mapping[str, int]) -> None:
-    """Write vidoseek.json and a zip of PDFs. documents: name -> number of pages."""
+    """Write vidoseek.json and a zip of PDFs.
+
+    documents: name -> number of pages.
+    """
     root.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"examples": list(rows)}, ensure_ascii=False)
     (root / "vidoseek.json").write_text(content, encoding="utf-8")
@@ -132,7 +138,10 @@ def write_long(root: Path, rows: Sequence[Mapping[str, Any]], documents: Mapping
 
 
 def corpus_row(corpus_id: int, document: str, number: int, **fields: Any) -> dict[str, Any]:
-    """Return a page of ViDoRe v3. number: the first page is 0."""
+    """Return a page of ViDoRe v3.
+
+    number: the first page is 0.
+    """
     return {
         "corpus_id": corpus_id,
         "image": {"bytes": image_of(corpus_id), "path": None},

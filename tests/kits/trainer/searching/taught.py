@@ -60,7 +60,10 @@ SCRIPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """A trained policy. policy: its folder. retriever: the URL of a running one.
+    """A trained policy.
+
+    policy: its folder.
+    retriever: the URL of a running one.
 
     config: a file with the settings of a run of three updates, without `misc.run_dir`.
     """
@@ -74,7 +77,8 @@ class Taught:
 def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
     """Train a policy, and yield it with a running retriever and the config of a run.
 
-    kind: the kind of a model that reads images, or "text". rl: settings of that section.
+    kind: the kind of a model that reads images, or "text".
+    rl: settings of that section.
     """
     text = kind == "text"
     episode = EPISODE | {"observation": "text"} if text else EPISODE

@@ -62,7 +62,10 @@ def questions() -> list[Question]:
 
 @dataclass(frozen=True, slots=True)
 class VerifyServers:
-    """The running servers. flags: options of the command line that name them."""
+    """The running servers.
+
+    flags: options of the command line that name them.
+    """
 
     verifier: FakeOpenAI
     generator: FakeOpenAI

@@ -58,8 +58,9 @@ def make_trainer(
 ) -> Any:
     """Return a TokenGRPOTrainer of the demo's policy in float32 on the CPU.
 
-    arguments: of GRPOConfig. has_tokens: if False, return TRL's own GRPOTrainer. options: of the
-    trainer.
+    arguments: of GRPOConfig.
+    has_tokens: if False, return TRL's own GRPOTrainer.
+    options: of the trainer.
     """
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer

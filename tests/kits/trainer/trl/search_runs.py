@@ -59,7 +59,8 @@ def tool_call(turn: str) -> str:
 class ScriptedTrainer(GRPOTrainer):
     """TRL's trainer, whose policy writes the turns of a script. All else is TRL's own.
 
-    script: question -> its turns, as texts of the policy. prompts: all texts that the policy got.
+    script: question -> its turns, as texts of the policy.
+    prompts: all texts that the policy got.
     """
 
     script: Mapping[str, Sequence[str]]
@@ -88,7 +89,8 @@ def make_search_trainer(
 ) -> ScriptedTrainer:
     """Return a trainer of these questions and a policy of random weights.
 
-    script: question -> its turns. arguments: of GRPOConfig.
+    script: question -> its turns.
+    arguments: of GRPOConfig.
     """
     tokens = byte_tokenizer()
     torch.manual_seed(0)

@@ -10,7 +10,9 @@ from tests.kits.trainer.searching.finished import search_turn
 
 
 def stage(title, scores, ndcg=0.5, end="complete", crops=0, **stats):
-    """Return a stage. scores: by question type; None is an answer that was not judged.
+    """Return a stage.
+
+    scores: by question type; None is an answer that was not judged.
 
     end, crops: of every episode.
     """

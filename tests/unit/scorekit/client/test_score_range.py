@@ -12,7 +12,10 @@ from scorekit.schemas import Info, ScoreRange, TaskInfo
 
 
 def info(service, low, high, **tasks):
-    """Return the description of a service; tasks: the range of each task of a judge."""
+    """Return the description of a service;
+
+    tasks: the range of each task of a judge.
+    """
     by_task = {
         name: TaskInfo(score_range=ScoreRange(min=ends[0], max=ends[1]), higher_is_better=True)
         for name, ends in tasks.items()

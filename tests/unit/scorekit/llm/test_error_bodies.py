@@ -9,7 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from scorekit.llm import LLMError
-from scorekit.llm.errors import explained, stated_status
+from scorekit.llm.errors import explain, stated_status
 
 
 def openai(message: str, code: Any = None, type: Any = "invalid_request_error") -> dict[str, Any]:
@@ -44,7 +44,7 @@ def tgi(message: str) -> dict[str, Any]:
 def meaning(status: int, body: Any, key: str | None = None) -> LLMError | UserError:
     text = body if isinstance(body, str) else json.dumps(body)
     authorization = None if key is None else f"Bearer {key}"
-    return explained(
+    return explain(
         status,
         {},
         text.encode(),

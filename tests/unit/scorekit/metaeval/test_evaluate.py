@@ -16,7 +16,10 @@ SEGMENTS, SYSTEMS = 40, "ABCDEF"
 
 
 def _judged(human):
-    """Return judgements with random lengths. human: scores [segments, systems]."""
+    """Return judgements with random lengths.
+
+    human: scores [segments, systems].
+    """
     rng = np.random.default_rng(5)
     return [
         JudgedTranslation(system, str(k), f"s{k}", "m" * rng.integers(5, 50), ratings=[rating])

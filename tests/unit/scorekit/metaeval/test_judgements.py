@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.errors import UserError
-from scorekit.metaeval.judgements import read_judgements, unmarked, weight
+from scorekit.metaeval.judgements import read_judgements, remove_marks, weight
 
 HEAD = "system\tdoc\tdoc_id\tseg_id\trater\tsource\ttarget\tcategory\tseverity\n"
 
@@ -249,7 +249,7 @@ def test_a_csv_is_refused_by_its_name(tmp_path):
 
 @given(st.lists(st.tuples(st.text("a집😀 ", max_size=4), st.text("b中", min_size=1, max_size=4))))
 def test_marks_come_off_and_say_where_they_stood(segments):
-    text, positions = unmarked("".join(f"{plain}<v>{wrong}</v>" for plain, wrong in segments))
+    text, positions = remove_marks("".join(f"{plain}<v>{wrong}</v>" for plain, wrong in segments))
     assert text == "".join(plain + wrong for plain, wrong in segments)
     assert [text[a:b] for a, b in positions] == [wrong for _, wrong in segments]
 

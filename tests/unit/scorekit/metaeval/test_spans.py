@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from scorekit.metaeval.judgements import JudgedTranslation, Rating, Span
-from scorekit.metaeval.spans import BINS, compute_stats, length_bin, matched, overlap, span_sums
+from scorekit.metaeval.spans import BINS, compute_stats, length_bin, match_spans, overlap, span_sums
 
 
 def _span(start, end, severity="MINOR"):
@@ -113,7 +113,7 @@ def test_the_matching_is_worth_as_much_as_scipys(metric_spans, gold):
         shared = overlap(metric_spans[f], gold[g])
         return sum(shared / (span.end - span.start) for span in (metric_spans[f], gold[g]))
 
-    pairs = matched(metric_spans, gold)
+    pairs = match_spans(metric_spans, gold)
     table = np.array([[worth(f, g) for g in range(len(gold))] for f in range(len(metric_spans))])
     best = table[linear_sum_assignment(table, maximize=True)].sum() if table.size else 0
     assert sum(worth(f, g) for f, g in pairs) == pytest.approx(best)

@@ -12,7 +12,7 @@ from tenacity import RetryCallState
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
 from scorekit.llm.limits import RetryPolicy
-from scorekit.net.retry import Deadline, exponential_wait, retry_after_s, retrying, stepped
+from scorekit.net.retry import Deadline, exponential_wait, retry_after_s, retrying, stepped_wait
 
 AWAY = LLMError("unreachable", "", retryable=True)
 HEADERS = {
@@ -38,15 +38,15 @@ def test_retry_after_is_in_seconds_or_a_date_by_the_server_s_clock() -> None:
 
 
 def test_stepped_pauses_have_jitter_and_never_undercut_retry_after() -> None:
-    wait = stepped((1, 2, 4))
+    wait = stepped_wait((1, 2, 4))
     pauses = [wait(state(number)) for number in range(1, 9)]
     for pause, step in zip(pauses, [1, 2, 4, 4, 4, 4, 4, 4], strict=True):
         assert 0.75 * step <= pause <= 1.25 * step
     assert len(set(pauses)) == 8
     error = LLMError("overloaded", "", retryable=True, retry_after=30.0)
-    assert stepped((1,))(state(1, error)) >= 30
+    assert stepped_wait((1,))(state(1, error)) >= 30
     mistaken = LLMError("overloaded", "", retryable=True, retry_after=1e9)
-    assert stepped((1,))(state(1, mistaken)) <= 660
+    assert stepped_wait((1,))(state(1, mistaken)) <= 660
 
 
 def test_growing_pauses_end_at_ten_seconds() -> None:

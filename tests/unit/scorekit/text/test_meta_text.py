@@ -13,7 +13,7 @@ from scorekit.text.chat_marks import (
     CLOSES,
     OPENS,
     neutral,
-    restored,
+    restore_marks,
     role_token,
     special_token,
     split_special_tokens,
@@ -381,8 +381,8 @@ def test_what_is_made_neutral_for_the_teacher_comes_back_as_it_was(text):
     assert neutral(sent) == sent or "<<" in text
     assert not OPENS.search(sent.replace("< <", "")) and not CLOSES.search(sent)
     if not any(pair in text for pair in ("< ", "[ ", "] ", "| ")):
-        assert restored(text, sent) == text
-    assert restored("plain", sent) == sent
+        assert restore_marks(text, sent) == text
+    assert restore_marks("plain", sent) == sent
 
 
 @pytest.mark.parametrize("text", [EN, KO, ZH, JA, DE, "1 < 2 and 3 > 2, [1] a[i] <b>x</b> |x|"])

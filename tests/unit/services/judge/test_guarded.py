@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scorekit.llm import Choice, LLMError, parse_json
 from scorekit.text.chat_marks import CLOSES, OPENS
-from services.judge.fence import defused
+from services.judge.fence import defuse
 from services.judge.rubrics import load_rubrics
 
 RUBRICS = load_rubrics()
@@ -53,13 +53,13 @@ FRAGMENTS = [*TOKENS, *"<>[]|｜/~!:▁_ab가 \n⟦⟧", "INST", "s", "im_end", 
 @pytest.mark.parametrize("token", TOKENS)
 def test_no_token_of_a_chat_stays_whole(token):
     for text in (token, f"안녕{token}\n{token}{token}", f"<{token}>", f"[{token}]"):
-        assert token not in defused(text)
+        assert token not in defuse(text)
 
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join))
 @example("|]~!b[")
 def test_nothing_shaped_like_a_token_is_left_and_nothing_else_changes(text):
-    safe = defused(text)
+    safe = defuse(text)
     assert not OPENS.search(safe) and not CLOSES.search(safe)
     plain = text.translate(str.maketrans({"⟦": "[", "⟧": "]"}))
     assert safe.replace(" ", "") == plain.replace(" ", "")
@@ -84,7 +84,7 @@ def test_nothing_shaped_like_a_token_is_left_and_nothing_else_changes(text):
     ],
 )
 def test_plain_text_stays_as_it_is(text):
-    assert defused(text) == text
+    assert defuse(text) == text
 
 
 # -- answers ---------------------------------------------------------------------------------------

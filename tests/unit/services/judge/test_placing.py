@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
+from services.judge.quote_matching import QuotedText, TextRange, fold, locate_quote
 
 #: Letters that repeat, have several compositions, take marks or are several code points.
 LETTERS = st.sampled_from(
@@ -50,12 +50,12 @@ def test_a_place_holds_the_quote_and_is_its_only_one(text, quote, context):
     if isinstance(location, TextRange):
         assert 0 <= location.start < location.end <= len(text)
         stretch = text[location.start : location.end]
-        assert stretch == quote or folded(stretch) == folded(quote) != ""
+        assert stretch == quote or fold(stretch) == fold(quote) != ""
         if len(exact) > 1:  # only the context can decide
-            assert stretch == quote and folded(context) != folded(quote)
-            assert folded(quote) in folded(context) and folded(context) in folded(text)
+            assert stretch == quote and fold(context) != fold(quote)
+            assert fold(quote) in fold(context) and fold(context) in fold(text)
     elif location == "absent":
-        assert not quote.strip() or folded(quote) not in folded(text) or _begins_within(text, quote)
+        assert not quote.strip() or fold(quote) not in fold(text) or _begins_within(text, quote)
 
 
 def _begins_within(text, quote):
@@ -63,7 +63,7 @@ def _begins_within(text, quote):
     return not list(QuotedText(text).tolerant(quote)) and not list(QuotedText(text).exact(quote))
 
 
-@given(TEXTS.filter(lambda t: folded(t)), TEXTS, st.sampled_from(["", "quote", "absent"]))
+@given(TEXTS.filter(lambda t: fold(t)), TEXTS, st.sampled_from(["", "quote", "absent"]))
 def test_a_quote_that_occurs_twice_without_more_is_never_placed(quote, between, context):
     text = f"{quote}. {between}. {quote}"
     context_text = {"": "", "quote": quote, "absent": "x" * 30}[context]
@@ -80,7 +80,7 @@ def test_what_stands_once_is_found_where_it_stands(before, quote, behind):
     )
 
 
-@given(TEXTS.filter(lambda t: folded(t)))
+@given(TEXTS.filter(lambda t: fold(t)))
 def test_another_form_of_the_quote_is_found(quote):
     text = f"[{unicodedata.normalize('NFD', quote)}]"
     other_form = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.errors import SampleError, UserError
-from services.judge.fence import code_of, defused, fenced
+from services.judge.fence import code_of, defuse, fence_text
 from services.judge.rubrics import digest_of, load_rubrics
 
 FULL_RUBRIC = {
@@ -182,13 +182,13 @@ _ATTACKS = st.lists(
 
 @given(_ATTACKS | st.text())
 def test_no_text_holds_a_mark_or_a_chat_token(text):
-    escaped = defused(text)
+    escaped = defuse(text)
     assert not {"⟦", "⟧"} & set(escaped)
     for token in ("<|", "|>", "<｜", "｜>", "</s>", "[INST]", "<<SYS>>", "<end_of_turn>"):
         assert token not in escaped
-    assert fenced("text", text, "c0de").count("c0de") == 2 + text.count("c0de")
+    assert fence_text("text", text, "c0de").count("c0de") == 2 + text.count("c0de")
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="⟦⟧<>[|｜¦│")))
 def test_ordinary_text_is_not_changed(text):
-    assert defused(text) == text
+    assert defuse(text) == text

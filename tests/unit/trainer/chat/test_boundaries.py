@@ -21,7 +21,7 @@ from tests.kits.trainer.chat import (
 )
 from trainer.chat.config import ChatConfig
 from trainer.chat.render import render
-from trainer.chat.template_check import Finding, findings_of, label_samples, marked
+from trainer.chat.template_check import Finding, findings_of, label_samples, mark_texts
 
 DIALOGUE = turns(
     "안녕? 오늘 뭐 해 🙂",
@@ -66,12 +66,12 @@ def test_real_templates_are_right_with_markers_put_in(name: str) -> None:
 #: return (the training template, the model's template, the failed check).
 BREAKS = {
     "the stop token stands outside": lambda text, end: (
-        broken(".rstrip() %}", f".rstrip().removesuffix('{end}') %}}", marked(text)),
+        broken(".rstrip() %}", f".rstrip().removesuffix('{end}') %}}", mark_texts(text)),
         text,
         "stop token",
     ),
     "the reply's first character stands outside": lambda text, end: (
-        broken("whole[prompt|length:turn", "whole[prompt|length + 1:turn", marked(text)),
+        broken("whole[prompt|length:turn", "whole[prompt|length + 1:turn", mark_texts(text)),
         text,
         "labelled text",
     ),
@@ -79,7 +79,7 @@ BREAKS = {
         broken(
             "{{- whole[done.place:prompt|length] }}",
             "{{- whole[done.place:prompt|length - 1] }}",
-            broken("whole[prompt|length:turn", "whole[prompt|length - 1:turn", marked(text)),
+            broken("whole[prompt|length:turn", "whole[prompt|length - 1:turn", mark_texts(text)),
         ),
         text,
         "labelled text",
@@ -90,17 +90,17 @@ BREAKS = {
         "other turns",
     ),
     "one line end more in training": lambda text, end: (
-        marked(text.strip() + "{{ '\\n' }}"),
+        mark_texts(text.strip() + "{{ '\\n' }}"),
         text,
         "same text",
     ),
     "the system turn is dropped": lambda text, end: (
-        marked(_DROP + text),
+        mark_texts(_DROP + text),
         _DROP + text,
         "messages",
     ),
     "no turn is ended": lambda text, end: (
-        marked(text.replace(end, "")),
+        mark_texts(text.replace(end, "")),
         text.replace(end, ""),
         "stop token",
     ),
@@ -218,7 +218,7 @@ def test_a_template_that_fails_in_any_way_is_one_line(text: str) -> None:
 
 def test_a_training_template_that_drifts_by_a_line_end_is_found(tmp_path: Path) -> None:
     drifted = tmp_path / "training.jinja"
-    drifted.write_text(marked(broken("'<|im_end|>\\n'", "'<|im_end|>\\n\\n'", CHATML)))
+    drifted.write_text(mark_texts(broken("'<|im_end|>\\n'", "'<|im_end|>\\n\\n'", CHATML)))
     chat = ChatConfig(template=str(drifted))
     findings = {f.name: f for f in check_template(byte_tokenizer(CHATML), [DIALOGUE], chat)}
     assert not findings["same text"].ok
@@ -393,7 +393,7 @@ def test_other_text_around_a_reply_is_refused(name: str, old: str, new: str, che
 
 def test_the_next_turns_start_in_the_label_is_refused(tmp_path: Path) -> None:
     text = FRAMES["response"][0]
-    label = marked(text)
+    label = mark_texts(text)
     label = broken(
         "whole[prompt|length:turn|length]", "whole[prompt|length:turn|length + 9]", label
     )

@@ -48,7 +48,9 @@ def probabilities(logits: Tensor) -> Tensor:
 
 def exact(policy: Tensor, ref: Tensor, sampled: Tensor, *, forward: bool = False) -> Tensor:
     """Return the KL of the first token's distributions plus that of the second's at the prefixes
-    sampled by `sampled`. forward: KL(ref || policy)."""
+    sampled by `sampled`.
+
+    forward: KL(ref || policy)."""
     policy_logprobs, ref_logprobs = policy.log_softmax(-1), ref.log_softmax(-1)
     p, q = (ref_logprobs, policy_logprobs) if forward else (policy_logprobs, ref_logprobs)
     kl = (p.exp() * (p - q)).sum(-1)

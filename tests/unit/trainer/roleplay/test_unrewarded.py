@@ -8,7 +8,7 @@ import torch
 from tests.kits.trainer.roleplay import write_policy
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import load_policy
-from trainer.roleplay.evaluation.diagnostics import copied, distinct, repeated
+from trainer.roleplay.evaluation.diagnostics import copied_share, distinct, repeated_share
 from trainer.roleplay.evaluation.evaluate import kl_to_start
 from trainer.roleplay.evaluation.stats import compute_stats, table
 
@@ -16,19 +16,19 @@ CPU = torch.device("cpu")
 
 
 def test_what_is_copied_is_a_share_of_characters_in_long_stretches():
-    assert copied("비 오는 날에는 집에 있자.", "비 오는 날에는 집에 있자.") == 1.0
-    assert copied("아무것도 같지 않은 문장", "비 오는 날에는 집에 있자.") == 0.0
-    assert copied("abcdefgh1234", "xx abcdefgh yy") == pytest.approx(8 / 12)
-    assert copied("abcdefg", "abcdefg") == 0.0  # shorter than a copied stretch
-    assert copied("a  b\nc d e f g", "a b c d e f g") == 1.0  # white space is one space
-    assert copied("", "something") is None and copied("something", None) is None
+    assert copied_share("비 오는 날에는 집에 있자.", "비 오는 날에는 집에 있자.") == 1.0
+    assert copied_share("아무것도 같지 않은 문장", "비 오는 날에는 집에 있자.") == 0.0
+    assert copied_share("abcdefgh1234", "xx abcdefgh yy") == pytest.approx(8 / 12)
+    assert copied_share("abcdefg", "abcdefg") == 0.0  # shorter than a copied stretch
+    assert copied_share("a  b\nc d e f g", "a b c d e f g") == 1.0  # white space is one space
+    assert copied_share("", "something") is None and copied_share("something", None) is None
 
 
 def test_what_is_said_again():
-    assert repeated("12345678" * 3) == pytest.approx(1 - 8 / 17)
-    assert repeated("하나 둘 셋 넷 다섯 여섯 일곱") == 0.0
-    assert repeated("짧다") == 0.0
-    assert repeated(" \n") is None
+    assert repeated_share("12345678" * 3) == pytest.approx(1 - 8 / 17)
+    assert repeated_share("하나 둘 셋 넷 다섯 여섯 일곱") == 0.0
+    assert repeated_share("짧다") == 0.0
+    assert repeated_share(" \n") is None
 
 
 def test_distinct_replies():

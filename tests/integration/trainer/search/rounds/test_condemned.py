@@ -15,7 +15,7 @@ from scorekit.config import check_config
 from tests.integration.trainer.search.rounds.test_planted import in_process
 from tests.kits.trainer.searching.asked_again import knowing
 from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
-from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_rows
+from tests.kits.trainer.searching.curated import decisions_of, kept_rows, make_question, write_rows
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.records import GeneratedAnswer, Question, Trajectory
@@ -94,14 +94,14 @@ def test_focus_and_distill_leave_out_what_it_found(
         cfg = check_config(RoundsConfig, values, "rounds.yaml")
         assert run_loop(cfg, tmp_path / "out") is None
     folder = tmp_path / "out/01-one"
-    kinds = {id: row["reason"] for id, row in decided(folder / "hallucinations").items()}
+    kinds = {id: row["reason"] for id, row in decisions_of(folder / "hallucinations").items()}
     assert kinds == {"known": "own_knowledge", "lucky": "luck", "good": "none"}
-    focused = decided(folder / "focus")
+    focused = decisions_of(folder / "focus")
     assert {id for id, row in focused.items() if row["kept"]} == {"lucky", "good"}
     assert focused["known"]["reason"] == "hallucinations: own_knowledge"
     distilled = {(row["question_id"], row["seed"]) for row in _rows_of(folder / "distill")}
     assert distilled == {("lucky", 0), ("good", 0)}
-    reasons = [row["reason"] for row in decided(folder / "distill").values()]
+    reasons = [row["reason"] for row in decisions_of(folder / "distill").values()]
     assert reasons.count("hallucinations: own_knowledge") == 1
     assert reasons.count("hallucinations: luck") == 1
     text = (tmp_path / "out/rounds.html").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from scorekit.config import load_config
 from scorekit.report.page import chart_image
 from testing.openai_server import FakeOpenAI
 from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
-from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_rows
+from tests.kits.trainer.searching.curated import decisions_of, kept_rows, make_question, write_rows
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import page, sha256_of
 from tests.kits.trainer.searching.verifying import SAID, VerifyServers, verifying
@@ -85,7 +85,10 @@ def episodes(question: Question, step: int) -> list[Trajectory]:
 
 
 def in_process(model: Path, runs: Mapping[str, Path]) -> Callable[..., int]:
-    """Run a step's process in this process. runs: the training's output by round."""
+    """Run a step's process in this process.
+
+    runs: the training's output by round.
+    """
 
     def run(
         steps: Steps, name: str, record: StepRecord, command: Sequence[str], env: object
@@ -145,8 +148,9 @@ def test_what_the_rounds_condemn_reaches_no_row(
     servers: VerifyServers,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule
-    chooses. count: questions of each kind; of those whose gold page was not sent, at most 10."""
+    """Check the rows. verified late: without `verify` in phases 1 and 2, the default rule chooses.
+
+    count: questions of each kind; of those whose gold page was not sent, at most 10."""
     question_rows = questions(count)
     for question_row in question_rows:
         monkeypatch.setitem(SAID, question_row.id, KINDS[question_row.id.partition("-")[0]][0])
@@ -201,7 +205,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
     sft_data = load(out / "04-round2/sft.yaml")["data"]
     assert sft_data["train"] == str(out / "04-round2/rewrite/rows.jsonl")
     assert sft_data["record"] == str(out / "04-round2/verify/record.jsonl")
-    diagnosed = decided(out / "04-round2/diagnose")
+    diagnosed = decisions_of(out / "04-round2/diagnose")
     unsent_ids = [row.id for row in question_rows if row.id.startswith("unsent")]
     assert [id for id, row in diagnosed.items() if row["reason"] == "not_sent"] == unsent_ids
     assert [id for id, row in diagnosed.items() if "not_sent" in row["causes"]] == unsent_ids
@@ -209,7 +213,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
     assert load(out / "02-phase2/train.yaml")["data"]["train"] == str(
         out / "01-phase1/focus/rows.jsonl"
     )
-    hard_a = decided(out / "02-phase2/focus")
+    hard_a = decisions_of(out / "02-phase2/focus")
     assert [id for id, row in hard_a.items() if row["kept"]] == bucket_a
     assert {row["bucket"] for row in hard_a.values()} == {"A"}, "phase 1's"
     second, third = (load(out / name / "train.yaml") for name in ("04-round2", "05-round3"))
@@ -219,7 +223,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
     focus_ids = [row["id"] for row in kept_rows(out / "04-round2/focus")]
     assert third["data"]["train"] == str(out / "04-round2/focus/rows.jsonl")
     assert focus_ids == [row["id"] for row in kept_rows(out / "03-round1/focus")]
-    verified = decided(out / "03-round1/verify").values()
+    verified = decisions_of(out / "03-round1/verify").values()
     dropped_ids = [row["id"] for row in verified if not row["kept"]]
     assert dropped_ids == [
         question_row.id

@@ -20,7 +20,7 @@ from testing.servers import running_app, wait_until
 from tests.kits import forked
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -81,7 +81,7 @@ def find_alternatives(
     out = tmp_path / "out"
     result = CliRunner().invoke(app, command(services, tmp_path, out, "--overwrite", *more))
     assert result.exit_code == 0, result.output
-    return decided(out), result
+    return decisions_of(out), result
 
 
 def test_what_answers_in_the_gold_pages_place_is_found(services: Knowing, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     make_question,
     searched,
@@ -42,7 +42,7 @@ def run(
         app, ["diagnose", "--run", str(folder), "--out", str(out), "--overwrite", *flags]
     )
     assert done.exit_code == 0, done.output
-    return decided(out)
+    return decisions_of(out)
 
 
 def deep(number: int = 1) -> Turn:
@@ -174,7 +174,7 @@ def test_what_is_no_reading_of_the_page_does_not_speak_against_the_reference(
         str(record),
     ]
     assert CliRunner().invoke(app, command).exit_code == 0
-    assert decided(out)["q"]["reason"] == "generator_failed"
+    assert decisions_of(out)["q"]["reason"] == "generator_failed"
     assert read_record(tmp_path / "out").doubted("q") and not read_record(out).doubted("q")
 
 

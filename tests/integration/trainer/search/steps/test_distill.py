@@ -25,7 +25,7 @@ from tests.kits.trainer.searching.cold import (
     text_episode,
     text_run,
 )
-from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_run
+from tests.kits.trainer.searching.curated import decisions_of, kept_rows, make_question, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
 from trainer.runs.run_log import read_jsonl
@@ -172,7 +172,7 @@ def test_a_hostile_rewriter_changes_no_row(attack_name: str, tmp_path: Path, mod
         assert run("rewrite", "--from", out, "--out", tmp_path / "b", settings=drop).exit_code == 0
     before, after = kept_rows(out), kept_rows(tmp_path / "a")
     assert len(after) == 3 and after[1:] == before[1:] and after[0] != before[0]
-    assert [row["reason"] for row in decided(tmp_path / "a").values()] == [
+    assert [row["reason"] for row in decisions_of(tmp_path / "a").values()] == [
         "rewritten",
         reason,
         reason,
@@ -210,7 +210,7 @@ def test_an_answer_of_another_form_changes_no_row(form: str, tmp_path: Path, mod
         result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
     assert result.exit_code == 0, result.output
     assert kept_rows(tmp_path / "a") == kept_rows(out)
-    assert [row["reason"] for row in decided(tmp_path / "a").values()] == ["other structure"]
+    assert [row["reason"] for row in decisions_of(tmp_path / "a").values()] == ["other structure"]
 
 
 def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
@@ -230,7 +230,7 @@ def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
         assert result.exit_code == 0, result.output
         assert not fake.requests
     assert kept_rows(tmp_path / "a") == []
-    reasons = {row["reason"] for row in decided(tmp_path / "a").values()}
+    reasons = {row["reason"] for row in decisions_of(tmp_path / "a").values()}
     assert reasons == {"a tag in the original's thought"}
 
 
@@ -255,7 +255,7 @@ def test_a_doubtful_thought_stays_as_it_was_beside_those_that_are_rewritten(
     same = [old == new for old, new in zip(*texts, strict=True)]
     assert same == ["look" in old for old in texts[0]]
     assert not all(same) and any(same)
-    (line,) = decided(tmp_path / "a").values()
+    (line,) = decisions_of(tmp_path / "a").values()
     assert line["reason"] == "rewritten" and line["doubted"] == {"new content": sum(same)}
     assert kept_rows(tmp_path / "b") == []
 
@@ -268,7 +268,7 @@ def test_what_was_condemned_since_is_not_rewritten(tmp_path: Path, model: Path) 
         result = run("rewrite", *flags, settings=settings)
         assert result.exit_code == 0, result.output
     assert [row["question_id"] for row in kept_rows(tmp_path / "a")] == ["q1"]
-    assert decided(tmp_path / "a")["run/1-q0-0"]["reason"] == "verified: GT_ERROR"
+    assert decisions_of(tmp_path / "a")["run/1-q0-0"]["reason"] == "verified: GT_ERROR"
 
 
 def test_a_call_that_failed_leaves_its_row_and_is_asked_again(tmp_path: Path, model: Path) -> None:
@@ -277,13 +277,13 @@ def test_a_call_that_failed_leaves_its_row_and_is_asked_again(tmp_path: Path, mo
         fake.fail(500, times=1)
         result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
         assert result.exit_code == 0, result.output
-        reasons = Counter(row["reason"] for row in decided(tmp_path / "a").values())
+        reasons = Counter(row["reason"] for row in decisions_of(tmp_path / "a").values())
         assert reasons == {"rewritten": 1, "not asked: no answer was got": 1}
         asked_before = len(fake.requests)
         result = run("rewrite", "--from", out, "--out", tmp_path / "b", settings=settings)
         assert result.exit_code == 0, result.output
         assert len(fake.requests) == asked_before + 1, "what was answered is known"
-    reasons = Counter(row["reason"] for row in decided(tmp_path / "b").values())
+    reasons = Counter(row["reason"] for row in decisions_of(tmp_path / "b").values())
     assert reasons == {"rewritten": 2}
 
 

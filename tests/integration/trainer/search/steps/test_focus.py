@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -168,7 +168,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def reasons(out: Path) -> dict[str, str]:
-    return {id: row["reason"] for id, row in decided(out).items()}
+    return {id: row["reason"] for id, row in decisions_of(out).items()}
 
 
 def test_low_is_said_of_the_last_run_and_buckets_of_those_that_are_named(
@@ -231,7 +231,7 @@ def test_of_several_verifications_the_last_that_has_a_row_counts(
     out = run_command("focus", tmp_path / "o", *flags)
     assert reasons(out) | {"z": "verified: GT_ERROR", "h": "verified: UNCERTAIN"} == reasons(out)
     assert reasons(out)["b"] == "mastered", "it was not taken, so nothing had to be left out"
-    assert decided(out)["b"]["class"] == "GT_ERROR"
+    assert decisions_of(out)["b"]["class"] == "GT_ERROR"
     out = run_command("focus", tmp_path / "p", *flags, "--verified", second)
     assert [row["id"] for row in kept_rows(out)] == ["a", "z"]
     assert set(manifest(out)["inputs"]) == {str(first), str(second)}
@@ -288,7 +288,7 @@ def test_rows_of_an_earlier_round_that_the_data_lacks_are_told_of(
     by_hand = excluded(tmp_path / "ids.txt", ["z", "of_an_earlier_round"])
     out = run_command("focus", tmp_path / "o", "--run", first_run, "--exclude", by_hand)
     assert "1 of 2 ids are not in the data" in caplog.text
-    assert decided(out)["z"]["excluded"] == "its page is another"
+    assert decisions_of(out)["z"]["excluded"] == "its page is another"
 
 
 def test_the_record_drops_rows_and_what_was_kept_may_be_played_again(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_the_record_drops_rows_and_what_was_kept_may_be_played_again(tmp_path: P
     second_flags = ("--run", run1, "--set", "focus.take=[all]", "--rows", first)
     second = run_command("focus", tmp_path / "second", *second_flags, *record)
     assert [row["id"] for row in kept_rows(second)] == ["q2", "q3"], "doubted ones are played"
-    reasons = {id: row["reason"] for id, row in decided(second).items()}
+    reasons = {id: row["reason"] for id, row in decisions_of(second).items()}
     assert reasons["q0"] == "verified: GT_ERROR"
     assert reasons["q1"] == "hallucinations: own_knowledge"
     budget = run_command("budget", tmp_path / "budget", "--run", run1, "--rows", first, *record)

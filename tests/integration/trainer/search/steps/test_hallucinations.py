@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -66,7 +66,7 @@ def find_hallucinations(
     ]
     result = CliRunner().invoke(app, [*arguments, *more])
     assert result.exit_code == 0, result.output
-    return {} if "--estimate" in more else decided(out)
+    return {} if "--estimate" in more else decisions_of(out)
 
 
 @pytest.mark.parametrize(

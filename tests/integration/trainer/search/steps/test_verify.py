@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.kits import forked
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -64,7 +64,7 @@ def calls(servers) -> int:
 def test_each_row_has_the_class_of_its_answers_and_says_why(servers, tmp_path):
     result = run(*flags(servers, tmp_path))
     assert result.exit_code == 0, result.output
-    rows = decided(tmp_path / "out")
+    rows = decisions_of(tmp_path / "out")
     assert {name: row["class"] for name, row in rows.items()} == CLASSES
     dropped = {name for name, row in rows.items() if not row["kept"]}
     assert dropped == {"gt", "both", "unsure", "differs"}
@@ -138,18 +138,18 @@ def test_a_killed_command_goes_on_with_what_it_had(servers, tmp_path):
 def test_a_server_that_fails_gives_no_class_and_the_next_run_asks_again(servers, tmp_path, which):
     getattr(servers, which).fail(500, times=None)
     assert run(*flags(servers, tmp_path)).exit_code == 0
-    rows = decided(tmp_path / "out").values()
+    rows = decisions_of(tmp_path / "out").values()
     assert all(row["class"] is None and row["kept"] for row in rows)
     assert {row["reason"] for row in rows} == {f"no verdict: the {which} did not answer"}
     getattr(servers, which).well()
     assert run(*flags(servers, tmp_path, "--overwrite")).exit_code == 0
-    assert {name: row["class"] for name, row in decided(tmp_path / "out").items()} == CLASSES
+    assert {name: row["class"] for name, row in decisions_of(tmp_path / "out").items()} == CLASSES
 
 
 def test_cut_answers_give_no_class(servers, tmp_path):
     servers.verifier.cut = True
     assert run(*flags(servers, tmp_path)).exit_code == 0
-    rows = decided(tmp_path / "out")
+    rows = decisions_of(tmp_path / "out")
     assert {row["reason"] for row in rows.values()} == {
         "no verdict: the verifier's answers are none"
     }
@@ -194,7 +194,7 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
     folder = write_run(tmp_path / "run", trajectories, played_questions)
     low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "low"]
     assert run(*servers.flags, *low).exit_code == 0
-    assert {name: row["reason"] for name, row in decided(tmp_path / "low").items()} == {
+    assert {name: row["reason"] for name, row in decisions_of(tmp_path / "low").items()} == {
         "gt": "GT_ERROR",
         "gen": "GEN_ERROR",
         "ok": "not verified: scores above max_score",
@@ -202,11 +202,11 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "differs": "UNCERTAIN",  # its page was seen, though late
         "unsure": "not verified: never scored",
     }
-    assert decided(tmp_path / "low")["gt"]["episodes"] == ["run/1-gt-0"]
+    assert decisions_of(tmp_path / "low")["gt"]["episodes"] == ["run/1-gt-0"]
     data = write_rows(tmp_path / "more.jsonl", more)
     options = ["--set", f"data.train={data}", "--out", tmp_path / "all"]
     assert run(*servers.flags, *options).exit_code == 0
-    assert {name: row["reason"] for name, row in decided(tmp_path / "all").items()} == {
+    assert {name: row["reason"] for name, row in decisions_of(tmp_path / "all").items()} == {
         "no-gold": "not verified: no gold page",
         "no-page": "no verdict: a gold page is not in the index",
     }
@@ -227,7 +227,7 @@ def test_what_distill_would_take_and_what_is_in_doubt_is_verified(servers, tmp_p
     CurationRecord([RecordEntry("both", "diagnose", "doubt", "reference_suspected")]).write(record)
     low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "out"]
     assert run(*servers.flags, *low, "--record", record).exit_code == 0
-    assert {name: row["reason"] for name, row in decided(tmp_path / "out").items()} == {
+    assert {name: row["reason"] for name, row in decisions_of(tmp_path / "out").items()} == {
         "gt": "GT_ERROR",
         "both": "BOTH_WRONG",
         "ok": "not verified: scores above max_score",
@@ -253,7 +253,7 @@ def test_quotes_are_looked_for_in_the_pages_text(servers, tmp_path):
             ]
             write_rows(tmp_path / "q.jsonl", rows)
             assert run(*servers.flags, *options, "--out", tmp_path / name).exit_code == 0
-        rows = decided(tmp_path / "checked")
+        rows = decisions_of(tmp_path / "checked")
         assert {name: row["reason"] for name, row in rows.items()} == {
             "gt": "GT_ERROR",
             "both": "no verdict: the verifier's quotes are not on the pages",
@@ -266,7 +266,7 @@ def test_quotes_are_looked_for_in_the_pages_text(servers, tmp_path):
         assert rows["ok"]["quotes"] == ["no text layer"] * K
         options = json.loads((tmp_path / "checked/manifest.json").read_text())["quotes"]
         assert options == {"no text layer": 3, "not on the page": 3, "on the page": 6}
-        assert decided(tmp_path / "noted")["both"]["reason"] == "BOTH_WRONG"
+        assert decisions_of(tmp_path / "noted")["both"]["reason"] == "BOTH_WRONG"
         record = read_record(tmp_path / "checked")
         assert record.doubted("both") and not record.dropped("both")
     finally:
@@ -291,7 +291,7 @@ def test_people_overrule_and_their_agreement_is_told(servers, tmp_path):
     before = calls(servers)
     result = run(*flags(servers, tmp_path, "--overwrite", "--decisions", decisions))
     assert result.exit_code == 0 and calls(servers) == before
-    decisions_by_id = decided(tmp_path / "out")
+    decisions_by_id = decisions_of(tmp_path / "out")
     assert (
         decisions_by_id["gt"]["class"],
         decisions_by_id["gt"]["by"],
@@ -354,7 +354,7 @@ def test_a_reference_counts_if_any_of_the_right_answers_does(servers, tmp_path):
     )
     result = run(*servers.flags, "--set", f"data.train={data}", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    row = decided(tmp_path / "out")["gt"]
+    row = decisions_of(tmp_path / "out")["gt"]
     assert (row["class"], row["reference"]) == ("OK", "12 euros | fifteen | 15")
     (kept_row,) = kept_rows(tmp_path / "out")
     assert kept_row["reference_answers"] == ["12 euros", "fifteen", "15"]

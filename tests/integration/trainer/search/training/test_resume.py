@@ -60,9 +60,11 @@ def depends_on_process(key: str) -> bool:
 class Stack:
     """Holds a run's config, its services, and an uninterrupted run.
 
-    config: names services that outlive the run. generator: counts its requests; moody: a proxy
-    in front of it. full_run: the folder of the uninterrupted run; calls: what that run has paid
-    for."""
+    config: names services that outlive the run.
+    generator: counts its requests;
+    moody: a proxy in front of it.
+    full_run: the folder of the uninterrupted run;
+    calls: what that run has paid for."""
 
     config: Path
     generator: FakeOpenAI

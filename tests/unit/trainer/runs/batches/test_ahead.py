@@ -25,7 +25,8 @@ from trainer.runs.run_log import PhaseTimer
 class Collecting:
     """A task whose batches end when the test says so.
 
-    started: the updates whose batch was started, in order. blocked: those that wait for `release`.
+    started: the updates whose batch was started, in order.
+    blocked: those that wait for `release`.
     version: the number of updates of the sampler's weights.
     """
 

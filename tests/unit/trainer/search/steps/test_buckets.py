@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -128,7 +128,7 @@ def test_prompts_of_several_steps_and_runs_are_combined_by_a_rule(
     second_run = write_run(tmp_path / "b", later)
     (prompt,) = read(first_run, second_run)
     assert prompt.mean(combine, "ndcg") == mean
-    assert len(prompt.counted(combine, "ndcg")) == counted
+    assert len(prompt.counted_episodes(combine, "ndcg")) == counted
     assert [sample.ref for sample in prompt.samples] == [
         "a/1-q-0",
         "a/1-q-1",
@@ -158,7 +158,7 @@ def test_every_row_stands_in_the_folder_with_its_reason_and_its_episodes(tmp_pat
     assert done.exit_code == 0, done.output
     assert "kept: 4 of 4 rows" in done.output
     assert [row["bucket"] for row in kept_rows(tmp_path / "out")] == list(BUCKETS[::-1])
-    rows = decided(tmp_path / "out")
+    rows = decisions_of(tmp_path / "out")
     assert rows["u"] | {"episodes": [], "mean": None, "scored": 0} == rows["u"]
     assert rows["a"]["episodes"] == ["run/1-a-0", "run/1-a-1"]
     assert math.isclose(rows["a"]["mean"], 0.35) and rows["a"]["document"] == "deck of a.pdf"
@@ -254,9 +254,9 @@ def test_what_stands_in_the_place_goes_only_when_it_may(tmp_path: Path) -> None:
     assert run(*flags, str(tmp_path / "out")).exit_code == 0
     repeated = run(*flags, str(tmp_path / "out"), "--set", "buckets.mastered=0.2")
     assert repeated.exit_code == 2 and "--overwrite" in repeated.output
-    assert decided(tmp_path / "out")["a"]["bucket"] == "A"
+    assert decisions_of(tmp_path / "out")["a"]["bucket"] == "A"
     repeated = run(*flags, str(tmp_path / "out"), "--set", "buckets.mastered=0.2", "--overwrite")
-    assert repeated.exit_code == 0 and decided(tmp_path / "out")["a"]["bucket"] == "B"
+    assert repeated.exit_code == 0 and decisions_of(tmp_path / "out")["a"]["bucket"] == "B"
 
 
 def test_the_buckets_of_a_config_file(tmp_path: Path) -> None:

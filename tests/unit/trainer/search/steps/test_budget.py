@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -90,7 +90,7 @@ def test_a_row_gets_what_its_episodes_showed(
     Rare rows: at most half of the judged episodes succeed.
     """
     out = run_budget(tmp_path / "out", "--run", rewarded(tmp_path, episodes_of("q", ranks, judges)))
-    row = decided(out)["q"]
+    row = decisions_of(out)["q"]
     assert (row["reason"], row["n_agent"], row["max_turns"]) == (reason, n_agent, max_turns)
     (written,) = load_questions(str(out / "rows.jsonl"), SearchData())
     expected = (n_agent, max_turns, 0.7)
@@ -124,7 +124,7 @@ def test_the_whole_is_told_beside_equal_budgets(four: Path, tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     rows = {row["id"]: (row["n_agent"], row["max_turns"]) for row in kept_rows(tmp_path / "out")}
     assert rows == {"deep": (8, 15), "rare": (16, 7), "never": (8, 7)}
-    assert decided(tmp_path / "out")["mastered"]["kept"] is False
+    assert decisions_of(tmp_path / "out")["mastered"]["kept"] is False
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     turns = 8 * 15 + 16 * 7 + 8 * 7
     plans = [(plan["rows"], plan["episodes"], plan["turns"]) for plan in manifest["plans"]]
@@ -150,7 +150,7 @@ def test_its_rules_are_keys(four: Path, tmp_path: Path) -> None:
     out = run_budget(
         tmp_path / "p", "--run", four, "--set", "budget.success=0.0", "--set", "budget.rare=1"
     )
-    assert decided(out)["deep"]["reason"] == "gold deep, success rare"
+    assert decisions_of(out)["deep"]["reason"] == "gold deep, success rare"
 
 
 def test_it_can_be_of_the_rows_that_another_command_kept(four: Path, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_it_can_be_of_the_rows_that_another_command_kept(four: Path, tmp_path: P
     flags = ["--run", str(four), "--set", "focus.take=[unscored]", "--out", str(tmp_path / "focus")]
     assert CliRunner().invoke(app, ["focus", *flags]).exit_code == 0
     out = run_budget(tmp_path / "out", "--run", four, "--rows", tmp_path / "focus")
-    assert list(decided(out)) == ["never"]
+    assert list(decisions_of(out)) == ["never"]
     assert list(json.loads((out / "manifest.json").read_text())["inputs"]) == [
         str(tmp_path / "focus")
     ]
@@ -170,7 +170,7 @@ def test_a_row_without_a_gold_page_is_never_deep(tmp_path: Path) -> None:
     question = make_question("q")
     source = write_run(tmp_path / "run", [hits(question, 0, None, 1.0, ndcg=None)])
     assert (
-        decided(run_budget(tmp_path / "out", "--run", source))["q"]["reason"]
+        decisions_of(run_budget(tmp_path / "out", "--run", source))["q"]["reason"]
         == "neither deep nor rare"
     )
 

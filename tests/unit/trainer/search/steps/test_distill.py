@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from scorekit.files import temporary_of
 from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
 from tests.kits.trainer.searching.curated import (
-    decided,
+    decisions_of,
     everything,
     kept_rows,
     make_question,
@@ -59,7 +59,7 @@ def group(id: str, right: int, wrong: int, **more: Any) -> list[Trajectory]:
 
 
 def reasons(out: Path) -> dict[str, str]:
-    return {id: row["reason"] for id, row in decided(out).items()}
+    return {id: row["reason"] for id, row in decisions_of(out).items()}
 
 
 def test_prompts_that_mostly_fail_give_their_right_episodes(tmp_path: Path, model: Path) -> None:
@@ -78,8 +78,8 @@ def test_prompts_that_mostly_fail_give_their_right_episodes(tmp_path: Path, mode
         "all": "more than 0.5 of them are right",
         "unscored": "none is judged",
     }
-    assert decided(out)["run/1-half-0"]["rate"] == pytest.approx(1 / 3)
-    assert decided(out)["often"]["episodes"] == [f"run/1-often-{n}" for n in range(3)]
+    assert decisions_of(out)["run/1-half-0"]["rate"] == pytest.approx(1 / 3)
+    assert decisions_of(out)["often"]["episodes"] == [f"run/1-often-{n}" for n in range(3)]
     assert [row["id"] for row in kept_rows(out)] == ["run/1-half-0"]
 
 
@@ -297,7 +297,7 @@ def test_what_is_written_twice_is_one_row(tmp_path: Path, model: Path) -> None:
     out = distilled(tmp_path, model, episodes)
     assert [row["id"] for row in kept_rows(out)] == ["run/1-q-0", "run/1-q-2"]
     for name in ("run/1-q-1", "run/1-again-0"):
-        line = decided(out)[name]
+        line = decisions_of(out)[name]
         assert (line["reason"], line["duplicate_of"]) == ("a duplicate", "run/1-q-0")
 
 
