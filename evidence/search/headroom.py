@@ -23,6 +23,7 @@ import hashlib
 import json
 import random
 import shutil
+import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,7 +38,7 @@ from bench.common import RESULTS, ROOT, WORK, machine, markdown_table, write_bet
 from demo.search.answer_keys import FINAL_KEYS, KEYS, Spot
 from demo.search.answering import Answerer
 from demo.search.measured_sets import MeasuredSet, service_settings, services_of_set
-from demo.search.reading import CORPUS, FINAL_CORPUS, Reader, Sight, is_legible
+from demo.search.reading import CORPUS, FINAL_CORPUS, Box, Reader, Sight, is_legible
 from demo.search.searching import (
     asked_question,
     complete_tag,
@@ -124,7 +125,7 @@ class Searchers:
         for sight in sights[-1:]:
             for spot in spots:
                 if sight.page.page_id == spot.page_id:
-                    return crop_tag(spot.box, sight)
+                    return crop_tag(_around(spot.box, sight), sight)
         page = self._reader.pages[spots[0].page_id]
         return _search(" ".join(text for text, _ in page.lines[:12]))
 
@@ -163,6 +164,17 @@ class Searchers:
 
 def _search(query: str) -> str:
     return f"<search>{query}</search>"
+
+
+def _around(box: Box, sight: Sight) -> Box:
+    """Return a box of a page with what surrounds it: a crop has a least size."""
+    x1, y1, x2, y2 = sight.region
+    return (
+        max(box[0] - 130, x1),
+        max(box[1] - 55, y1),
+        min(box[2] + 130, x2),
+        min(box[3] + 30, y2),
+    )
 
 
 def _shows(sight: Sight, spot: Spot) -> bool:
@@ -330,7 +342,8 @@ def main(
         results = json.loads(out.read_text(encoding="utf-8"))
         console.print(Markdown(table(results)), in_words(results))
         if not quick:
-            write_between(BEGIN, END, f"{table(results)}\n\n{in_words(results)}", PAGE)
+            words = textwrap.fill(in_words(results), 110)
+            write_between(BEGIN, END, f"{table(results)}\n\n{words}", PAGE)
 
 
 if __name__ == "__main__":
