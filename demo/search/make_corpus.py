@@ -40,7 +40,7 @@ def make(wheels: Path, folder: Path = HERE) -> None:
     decks = draw_all(_new(folder / CORPUS.relative_to(HERE)), wheels)
     by_hand = list(everything())
     more = training_questions(decks, {question.question for question in by_hand})
-    named = [*_named("q", by_hand), *_named("p", more)]
+    named = [*named_questions("q", by_hand), *named_questions("p", more)]
     files = {
         folder / TRAIN.name: [
             named_question for named_question in named if named_question[1].deck not in HELD_OUT
@@ -49,14 +49,14 @@ def make(wheels: Path, folder: Path = HERE) -> None:
             named_question for named_question in named if named_question[1].deck in HELD_OUT
         ],
     }
-    _write_questions(files, decks)
+    write_questions(files, decks)
     lines = (folder / TRAIN.name).read_text(encoding="utf-8").splitlines(keepends=True)
     write_atomic(folder / PHASE2.name, "".join(phase2_lines(lines)))
-    _write_keys(folder / KEYS.name, [question for _, question in named], decks)
+    write_keys(folder / KEYS.name, [question for _, question in named], decks)
     decks = final_decks.draw_all(_new(folder / FINAL_CORPUS.relative_to(HERE)), wheels)
-    named = _named("f", final_questions.everything())
-    _write_questions({folder / FINAL_TEST.relative_to(HERE): named}, decks)
-    _write_keys(folder / FINAL_KEYS.relative_to(HERE), [question for _, question in named], decks)
+    named = named_questions("f", final_questions.everything())
+    write_questions({folder / FINAL_TEST.relative_to(HERE): named}, decks)
+    write_keys(folder / FINAL_KEYS.relative_to(HERE), [question for _, question in named], decks)
 
 
 def phase2_lines(lines: Sequence[str]) -> list[str]:
@@ -71,13 +71,17 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def _named(letter: str, questions: Iterable[CorpusQuestion]) -> list[tuple[str, CorpusQuestion]]:
+def named_questions(
+    letter: str, questions: Iterable[CorpusQuestion]
+) -> list[tuple[str, CorpusQuestion]]:
+    """Return the questions with their ids: a letter and a number."""
     return [(f"{letter}{number:03}", question) for number, question in enumerate(questions, 1)]
 
 
-def _write_questions(
+def write_questions(
     files: Mapping[Path, Sequence[tuple[str, CorpusQuestion]]], decks: Sequence[Deck]
 ) -> None:
+    """Write questions with ids to each file, with answer and gold pages from the decks."""
     for path, named in files.items():
         rows = [
             {"id": name} | _row(question, _key(question, decks), decks) for name, question in named
@@ -85,7 +89,8 @@ def _write_questions(
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _write_keys(path: Path, questions: Sequence[CorpusQuestion], decks: Sequence[Deck]) -> None:
+def write_keys(path: Path, questions: Sequence[CorpusQuestion], decks: Sequence[Deck]) -> None:
+    """Write the answer keys of questions."""
     keys = (_key(question, decks).model_dump(mode="json") for question in questions)
     lines = [json.dumps(key, ensure_ascii=False) for key in keys]
     write_atomic(path, "[\n" + ",\n".join(lines) + "\n]\n")

@@ -15,6 +15,7 @@ from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import CORPUS, FINAL_CORPUS
+from services.retriever.index.store import Index
 from testing.processes import running_service, serving
 
 
@@ -52,19 +53,25 @@ def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, di
     with ExitStack() as running:
         judge = running.enter_context(running_service("judge", folder))
         yield {
-            set_name: {"judge": judge, **_set_urls(folder, SETS[set_name], running)}
+            set_name: {"judge": judge, **services_of_set(folder, SETS[set_name], running)}
             for set_name in sets
         }
 
 
-def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> dict[str, str]:
+def services_of_set(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> dict[str, str]:
+    """Start the index of a set and both generators, and return their URLs.
+
+    folder: of the index, which is built if it is not there.
+    running: ends them.
+    """
     from demo.search.answering import Answerer
     from demo.search.loop.knowing import NAME as KNOWING
     from demo.search.loop.knowing import KnowingAnswerer
     from demo.search.run import ingest
 
     index = folder / f"index{measured_set.ending}"
-    if not index.is_dir():
+    # The pages of an ingest that was interrupted are there, but no index.
+    if Index(index).manifest() is None:
         ingest(index, *measured_set.corpora)
     logs = folder / f"services{measured_set.ending}" if measured_set.ending else folder
     logs.mkdir(exist_ok=True)

@@ -83,10 +83,10 @@ def next_turn(messages: Sequence[Mapping[str, Any]], reader: Reader, rng: random
     It depends on the conversation and on `rng`. Only `rng` differs between two episodes of one
     question.
     """
-    question = _question(messages)
+    question = asked_question(messages)
     words = [word for word in _WORD.findall(question) if word.lower() not in _STOP]
     keys = _key_words(words)
-    images = list(_images(messages))
+    images = list(shown_images(messages))
     sights = [reader.locate(png) for png in images]
     located = [sight for sight in sights if sight is not None]
     queries = [q for m in messages if m["role"] == "assistant" for q in _QUERY.findall(_text(m))]
@@ -94,16 +94,16 @@ def next_turn(messages: Sequence[Mapping[str, Any]], reader: Reader, rng: random
     seen_keys = {key for key in keys if any(_shows_word(sight, key) for sight in located)}
     observation = _text(messages[-1])
     if "1 turn left." in observation.splitlines():
-        return _turn("This is my last turn.", _complete())
+        return _turn("This is my last turn.", complete_tag())
     if turns >= _MOST_TURNS or (located and seen_keys == set(keys)):
-        return _turn("What was asked for stands on what I was shown.", _complete())
+        return _turn("What was asked for stands on what I was shown.", complete_tag())
     last = sights[-1] if sights else None
-    if last is not None and (box := _small_print(last)) and not _is_crop(located[:-1], last):
+    if last is not None and (box := small_print(last)) and not _is_crop(located[:-1], last):
         hidden_keys = sorted(set(keys) - {key for key in keys if not _page_has_word(last, key)})
         if hidden_keys or rng.random() < 0.5:
-            return _turn("Some of this page is too small to read.", _crop(box, last))
+            return _turn("Some of this page is too small to read.", crop_tag(box, last))
     if len(queries) >= _MOST_SEARCHES:
-        return _turn("More searches have not helped.", _complete())
+        return _turn("More searches have not helped.", complete_tag())
     query = _query(words, keys, queries, rng)
     missing = ", ".join(sorted(set(keys) - seen_keys)) or "the figures"
     return _turn(f"Not seen yet: {missing}.", f"<search>{query}</search>")
@@ -113,18 +113,20 @@ def _turn(thought: str, action: str) -> str:
     return f"<think>{thought}</think>\n{action}"
 
 
-def _complete() -> str:
+def complete_tag() -> str:
+    """Return the tag that ends an episode."""
     return "<search_complete>true</search_complete>"
 
 
-def _crop(box: Box, sight: Sight) -> str:
+def crop_tag(box: Box, sight: Sight) -> str:
     """Return the tag that crops a box of the page, in pixels of the image that shows it."""
     x1, y1, _, _ = sight.region
     sides = [(box[0] - x1), (box[1] - y1), (box[2] - x1), (box[3] - y1)]
     return f"<bbox>[{', '.join(str(max(0, round(s * sight.scale))) for s in sides)}]</bbox>"
 
 
-def _question(messages: Sequence[Mapping[str, Any]]) -> str:
+def asked_question(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return the question of a conversation."""
     first = next(message for message in messages if message["role"] == "user")
     return _text(first).removeprefix("Question: ")
 
@@ -136,7 +138,8 @@ def _text(message: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
-def _images(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+def shown_images(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+    """Yield the images of a conversation, PNG."""
     for message in messages:
         if isinstance(message["content"], str):
             continue
@@ -173,7 +176,7 @@ def _page_has_word(sight: Sight, word: str) -> bool:
     return any(word.lower() in text.lower() for text, _ in sight.page.lines)
 
 
-def _small_print(sight: Sight) -> Box | None:
+def small_print(sight: Sight) -> Box | None:
     """Return the box around all text that the image shows too small to read."""
     x1, y1, x2, y2 = sight.region
     small = [

@@ -133,12 +133,23 @@ FAMILIES: Final = (
 
 
 def training_questions(decks: Sequence[Deck], existing: set[str]) -> Iterator[CorpusQuestion]:
-    """Yield questions family by family.
+    """Yield the questions of training, family by family.
 
     existing: questions that exist already.
     """
+    return questions_of(FAMILIES, decks, existing)
+
+
+def questions_of(
+    families: Sequence[Family], decks: Sequence[Deck], existing: set[str]
+) -> Iterator[CorpusQuestion]:
+    """Yield questions family by family.
+
+    decks: those that the families name, drawn.
+    existing: questions that exist already.
+    """
     rng = random.Random(1)
-    for family in FAMILIES:
+    for family in families:
         fact_locations = next(deck.fact_locations for deck in decks if deck.stem == family.deck)
         facts = sorted(fact for fact in fact_locations if _belongs(fact, family))
         every = [(fact, phrase) for fact in facts for phrase in family.phrases]

@@ -11,13 +11,15 @@ from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, read_keys
 from demo.search.answering import NOT_SHOWN, Answerer
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import CORPUS, FINAL_CORPUS, HEIGHT, WIDTH, Sight
+from evidence.search.new_documents.questions import KEYS as NEW_KEYS
+from evidence.search.new_documents.questions import QUESTIONS as NEW_QUESTIONS
 
 FULL_PAGE = (0.0, 0.0, WIDTH, HEIGHT)
 PIXELS_PER_POINT = 844 / WIDTH  # pixels a point of a page as a policy is shown it
 
 
-FILES = {KEYS: (TRAIN, HELDOUT), FINAL_KEYS: (FINAL_TEST,)}
-for_each_set = pytest.mark.parametrize("keys", FILES, ids=["demo", "final_test"])
+FILES = {KEYS: (TRAIN, HELDOUT), FINAL_KEYS: (FINAL_TEST,), NEW_KEYS: (NEW_QUESTIONS,)}
+for_each_set = pytest.mark.parametrize("keys", FILES, ids=["demo", "final_test", "new_documents"])
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,8 @@ from demo.search.reading import (
     Sight,
     is_legible,
 )
+from evidence.search.new_documents.questions import KEYS as NEW_KEYS
+from evidence.search.new_documents.questions import QUESTIONS as NEW_QUESTIONS
 
 FULL_PAGE = (0.0, 0.0, WIDTH, HEIGHT)
 
@@ -102,7 +104,23 @@ def test_the_final_test_is_of_documents_and_questions_of_its_own(rows: dict) -> 
     assert sum(not row["question"].isascii() for row in final.values()) >= 12
 
 
-@pytest.mark.parametrize("files", [(KEYS, TRAIN, HELDOUT), (FINAL_KEYS, FINAL_TEST)])
+def test_the_questions_of_the_evidence_are_many_and_about_the_documents_of_the_final_test(
+    rows: dict,
+) -> None:
+    new = rows_of(NEW_QUESTIONS)
+    assert list(new) == [key.question for key in read_keys(NEW_KEYS)]
+    assert len(new) == 320
+    assert {row["file_name"] for row in new.values()} == {
+        path.name for path in FINAL_CORPUS.iterdir()
+    }
+    assert not new.keys() & (rows.keys() | rows_of(FINAL_TEST).keys())
+    kinds = Counter(row["question_type"] for row in new.values())
+    assert kinds == {"figure": 220, "small print": 100}
+
+
+@pytest.mark.parametrize(
+    "files", [(KEYS, TRAIN, HELDOUT), (FINAL_KEYS, FINAL_TEST), (NEW_KEYS, NEW_QUESTIONS)]
+)
 def test_each_answer_stands_on_the_gold_pages(reader: Reader, files: tuple[Path, ...]) -> None:
     rows = rows_of(*files[1:])
     for key in read_keys(files[0]):
