@@ -1,9 +1,10 @@
 """Compare the reward model's service with transformers in the caller's process.
 
-Same short conversations, same checkpoint (Llama's shape, 8 layers of 256, random weights), float32,
-one thread for the model; no sample is sent twice. The sides run in turn, and each number is the
-ratio of the medians: against a loop of single samples, and against the pipeline of
-text classification with batches of 16, in which conversations are texts already.
+Same short conversations, same checkpoint, float32, one thread for the model; no sample is sent
+twice. The sides run in turn, and each number is the ratio of the medians: against a loop of single
+samples, and against the pipeline of text classification with batches of 16, in which conversations
+are texts already. Two models: random weights in Llama's shape (8 layers of 256), whose tokenizer
+splits a conversation into some 70 tokens; and the demo's reward model (2 layers), with some 20.
 
     python -m bench.reward_model.service [--quick]
 """
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,9 +24,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from bench.common import WORK, Measurement, compare, run, service
 from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.schemas import Scored
 from testing.checkpoints.reward import make_reward_model
 from testing.pairs import read_pairs
 
+DEMO = Path(__file__).parents[2] / "demo/models/reward"
 SAMPLES, CALLERS, REPEATS = 256, 200, 5
 
 
@@ -55,7 +60,7 @@ class InProcess:
 
         torch.set_num_threads(1)
         self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self.model = AutoModelForSequenceClassification.from_pretrained(folder)
+        self.model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
         self.model.train(False)
         self.pipe = pipeline("text-classification", self.model, tokenizer=self.tokenizer)
 
@@ -86,6 +91,12 @@ def questions(quick: bool) -> Iterator[Measurement]:
     folder = WORK / "models/reward-llama"
     if not (folder / "model.safetensors").exists():
         make_reward_model(folder, hidden=256, layers=8, max_length=512)
+    yield from of_model("8 layers of 256", folder, quick)
+    yield from of_model("the demo's", DEMO, quick)
+
+
+def of_model(label: str, folder: Path, quick: bool) -> Iterator[Measurement]:
+    """Yield the measurements of a model."""
     chats, baseline = Fresh(64 if quick else SAMPLES), InProcess(str(folder))
     repeats = 1 if quick else REPEATS
     flags = ("--model", str(folder), "--threads", "1", "--cache", "memory", "--device", "cpu")
@@ -102,17 +113,20 @@ def questions(quick: bool) -> Iterator[Measurement]:
                 await asyncio.gather(*(callers.score([sample]) for sample in samples))
 
         score(), baseline.one_by_one(chats()[:8]), baseline.in_batches(chats()[:32])
+        read = client.score([{"messages": chat} for chat in chats()])
+        tokens = [result.tokens for result in read if isinstance(result, Scored)]
+        length = {"tokens_of_a_conversation": statistics.mean(tokens)}
         for name, other, target in (
             ("a loop of single samples", baseline.one_by_one, 3.0),
             ("pipeline(batch_size=16)", baseline.in_batches, 1.3),
         ):
             timing = compare(score, lambda other=other: other(chats()), repeats)  # type: ignore[misc]
             yield Measurement(
-                f"reward model over HTTP, short conversations, against {name}",
+                f"reward model over HTTP ({label}), short conversations, against {name}",
                 timing["times_faster"],
                 "times its rate",
                 at_least=target,
-                details=timing,
+                details=timing | length,
             )
         timing = compare(
             lambda: asyncio.run(ask_each()), lambda: baseline.one_by_one(chats()[:CALLERS]), repeats
