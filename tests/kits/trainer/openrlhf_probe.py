@@ -43,8 +43,15 @@ class PolicyEngine:
 
 
 #: What OpenRLHF imports beside its own code for a GPU.
-ON_GPUS = ("vllm", "vllm.inputs", "vllm.utils", "deepspeed", "flash_attn.bert_padding")
-ON_GPUS += ("flash_attn.utils.distributed", "openrlhf.utils.deepspeed")
+ON_GPUS = (
+    "vllm",
+    "vllm.inputs",
+    "vllm.utils",
+    "deepspeed",
+    "flash_attn.bert_padding",
+    "flash_attn.utils.distributed",
+    "openrlhf.utils.deepspeed",
+)
 
 
 def import_openrlhf() -> tuple[Any, Any, Any]:
