@@ -122,7 +122,7 @@ def of_model(label: str, folder: Path, quick: bool) -> Iterator[Measurement]:
         read = client.score([{"messages": chat} for chat in chats()])
         tokens = [result.tokens for result in read if isinstance(result, Scored)]
         length = {"tokens_of_a_conversation": statistics.mean(tokens)}
-        for name, ours, other, target in (
+        for name, candidate, other, target in (
             ("a loop of single samples", score, lambda: baseline.one_by_one(chats()), 3.0),
             ("pipeline(batch_size=16)", score, lambda: baseline.in_batches(chats()), 1.3),
             (
@@ -132,7 +132,9 @@ def of_model(label: str, folder: Path, quick: bool) -> Iterator[Measurement]:
                 None,
             ),
         ):
-            timing = compare(seconds.of("ours", ours), seconds.of("other", other), repeats)
+            timing = compare(
+                seconds.counted("ours", candidate), seconds.counted("other", other), repeats
+            )
             yield Measurement(
                 f"reward model over HTTP ({label}), short conversations, against {name}",
                 timing["times_faster"],
@@ -162,15 +164,15 @@ class ProcessorSeconds:
         self._service = psutil.Process(pid)
         self._seconds: dict[str, list[float]] = {"ours": [], "other": []}
 
-    def of(self, side: str, run: Callable[[], Any]) -> Callable[[], None]:
+    def counted(self, side: str, run: Callable[[], Any]) -> Callable[[], None]:
         """Return a function that runs and counts."""
 
-        def counted() -> None:
+        def run_and_count() -> None:
             before = self._now()
             run()
             self._seconds[side].append(self._now() - before)
 
-        return counted
+        return run_and_count
 
     def ratio(self) -> float:
         """Return how many times fewer seconds our side takes: the ratio of the medians."""

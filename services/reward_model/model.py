@@ -42,8 +42,8 @@ _SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja"}
 #: Limits above it mean that there is none: some tokenizers report 1e30.
 _NO_LIMIT = 10**7
 #: A network with fewer weights beside its embeddings spends much of a small batch on the calls
-#: themselves. On a CPU it gets larger ones: with 5 million in half the seconds a sample of a loop;
-#: with 85 million no size of a batch was faster.
+#: themselves. On a CPU it gets batches of 768 tokens: with 5 million weights they took 0.63 times
+#: the processor seconds of those of 256, with 85 million the same.
 _FEW_WEIGHTS, _BATCH_TOKENS_OF_FEW = 20_000_000, 768
 #: Largest difference between a score alone and beside a longer sample, in float32.
 _PADDING_TOLERANCE = 1e-3
