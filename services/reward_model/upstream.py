@@ -168,6 +168,7 @@ class UpstreamBackend:
         self.endpoint = RewardEndpoint(RewardRerankEndpoint())
         self.workers = max_concurrency
         self._server = ChatServer(url, key, connect_timeout_s)
+        self._first = ChatServer(url, key, connect_timeout_s)  # is closed after its one request
         self._model, self._weights = model, dict(weights)
         self._route_name, self._route = route, ROUTES[route]
         self._prompt_name, self._prompt = prompt
@@ -229,12 +230,14 @@ class UpstreamBackend:
         """Log whether the upstream answers, in seconds and whatever its answer is."""
         url = self._server.url
         try:
-            await self._server.ask("/health", read_timeout_s=_FIRST_ANSWER_S)
+            await self._first.ask("/health", read_timeout_s=_FIRST_ANSWER_S)
         except (LLMError, UserError) as error:
             until = "samples fail with `upstream` until it answers"
             log.warning("upstream_does_not_answer", upstream=url, error=str(error), until=until)
         else:
             log.info("upstream_answers", upstream=url)
+        finally:
+            await self._first.close()
 
     def _encoded(self, sample: RewardSample, options: RewardOptions) -> Encoded:
         if isinstance(sample, UpstreamProbe):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx
@@ -78,11 +79,13 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
 def test_a_service_whose_upstream_is_away_starts_and_says_so_in_a_line():
     upstream = f"http://127.0.0.1:{free_port()}"
     process = start("--upstream", upstream, "--model", "rm", "--port", 0)
+    end = threading.Timer(PATIENCE_S, process.kill)  # and with it its lines
+    end.start()
     try:
-        line = next(line for line in process.stderr if "upstream_" in line)
+        entry = json.loads(next(line for line in process.stderr if "upstream_" in line))
     finally:
+        end.cancel()
         process.kill()
-    entry = json.loads(line)
     assert (entry["event"], entry["upstream"]) == ("upstream_does_not_answer", upstream)
     assert "samples fail with `upstream` until it answers" in entry["until"]
 
