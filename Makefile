@@ -46,7 +46,7 @@ env-oracle: .venv-oracle/ready ## make .venv-oracle: unbabel-comet, which our xC
 	@bash tools/setup_oracle.sh
 	@touch $@
 
-env-verl: .venv-verl/ready ## make .venv-verl: the trainer verl on a CPU, which our binding is tried in (1.6 GB, 4 minutes)
+env-verl: .venv-verl/ready ## make .venv-verl: the trainers verl and OpenRLHF on a CPU, which our bindings are tried in (1.6 GB, 4 minutes)
 
 .venv-verl/ready: tools/setup_verl.sh tools/verl-requirements.txt tools/lib.sh
 	@bash tools/setup_verl.sh
@@ -119,7 +119,7 @@ test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a re
 test-oracle: setup env-oracle ## our xCOMET beside unbabel-comet's, both as services (minutes)
 	$(PY) -m pytest -m oracle
 
-test-verl: setup env-verl ## our binding for verl, in verl's own classes and algorithms (3 minutes)
+test-verl: setup env-verl ## our bindings for verl and OpenRLHF, in their own classes and algorithms (3 minutes)
 	$(PY) -m pytest -m verl
 
 test-openenv: setup env-openenv ## search environments in OpenEnv's own server and client

@@ -84,7 +84,7 @@ TITLES = {
     "first-page": "BM25's first page for the question",
     "page-after-page": "BM25 page after page, small print cropped",
     "rules": "searcher by rules",
-    "drawn": "actions are drawn",
+    "random-actions": "random actions",
     "greedy": "the start, greedy",
     "samples": f"the start, mean of {SAMPLES} samples",
     "best": f"the start, best of {SAMPLES} samples",
@@ -125,7 +125,7 @@ class Searchers:
         for sight in sights[-1:]:
             for spot in spots:
                 if sight.page.page_id == spot.page_id:
-                    return crop_tag(_around(spot.box, sight), sight)
+                    return crop_tag(_with_margin(spot.box, sight), sight)
         page = self._reader.pages[spots[0].page_id]
         return _search(" ".join(text for text, _ in page.lines[:12]))
 
@@ -145,7 +145,7 @@ class Searchers:
         """Follow the demo's rules."""
         return next_turn(messages, self._reader, rng)
 
-    def drawn(self, messages: Messages, question: str, rng: random.Random) -> str:
+    def random_actions(self, messages: Messages, question: str, rng: random.Random) -> str:
         """Draw the action: a search for three words of any pages, a crop, or the end."""
         sights = self._sights(messages)
         action = rng.random()
@@ -166,7 +166,7 @@ def _search(query: str) -> str:
     return f"<search>{query}</search>"
 
 
-def _around(box: Box, sight: Sight) -> Box:
+def _with_margin(box: Box, sight: Sight) -> Box:
     """Return a box of a page with what surrounds it: a crop has a least size."""
     x1, y1, x2, y2 = sight.region
     return (
@@ -226,8 +226,8 @@ def play(
     with open_services(cfg, run=store.run, load_image=store.read_image) as services:
         runner = EpisodeRunner(cfg, services.retriever, services.stream, store)
         numbered = list(enumerate(questions[:limit]))
-        ended = runner.run(make_policy(cfg), numbered, step=0, samples=samples)
-        final = runner.collect_rewards(0, ended).values()
+        trajectories = runner.run(make_policy(cfg), numbered, step=0, samples=samples)
+        final = runner.collect_rewards(0, trajectories).values()
     lines = [
         {"question": t.question.id, "type": t.question.question_type, **values_of(t)} for t in final
     ]
@@ -255,7 +255,7 @@ def measure(folder: Path, limit: int | None) -> dict[str, Any]:
             else:
                 play(local_policy, LINES, [*services, *settings], out, samples, limit)
 
-        for name in ("oracle", "first-page", "page-after-page", "rules", "drawn"):
+        for name in ("oracle", "first-page", "page-after-page", "rules", "random-actions"):
             played(name)
         played("greedy", 1, "generation.temperature=0")
         played("samples", SAMPLES)
@@ -318,7 +318,7 @@ def in_words(results: dict[str, Any]) -> str:
     return (
         f"Of {count} questions the oracle gets {right['oracle']:.2f} right, and the start "
         f"{right['greedy']:.2f}. The first page of BM25 alone gives {right['first-page']:.2f}, "
-        f"page after page {right['page-after-page']:.2f}, drawn actions {right['drawn']:.2f}. A "
+        f"page after page {right['page-after-page']:.2f}, random actions {right['random-actions']:.2f}. A "
         f"sample of the start is right in {right['samples']:.2f}, one of {results['samples']} "
         f"samples in {right['best']:.2f}: that much its own samples could teach it."
     )

@@ -5,6 +5,7 @@ Connections, limits and refusals are those of our services (`scorekit/server/bri
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     from scorekit.server.bridge import BridgeMiddleware
     from scorekit.server.connection import Access
 
+log = logging.getLogger(__name__)
+
 RequestT = TypeVar("RequestT", bound=BaseModel)
+#: Different refusals that are logged, each once.
+MAX_LOGGED = 20
 
 
 def parse_body(request_type: type[RequestT], body: bytes) -> RequestT:
@@ -42,7 +47,7 @@ def create_routes(
 
     posts, gets: the functions that return the answers, by path; those of posts get the body. A
     UserError of theirs is answered with status 422, TimeoutError with 504, another error of ours
-    with 502.
+    with 502. It is logged, too: some trainers show the status alone.
     access, token: see `BridgeMiddleware`.
     """
     from starlette.routing import Route, Router
@@ -50,8 +55,12 @@ def create_routes(
     from scorekit.server.bridge import BridgeMiddleware
     from scorekit.server.connection import bearer_token
 
+    logged: set[str] = set()
     routes = [
-        *(Route(path, _posting(handle), methods=["POST"]) for path, handle in posts.items()),
+        *(
+            Route(path, _posting(handle, logged), methods=["POST"])
+            for path, handle in posts.items()
+        ),
         *(Route(path, _getting(render)) for path, render in gets.items()),
     ]
     # A redirect contains an address and a scheme. Behind a proxy the trainer cannot use them, and a
@@ -61,16 +70,18 @@ def create_routes(
     return BridgeMiddleware(router, access, token or bearer_token)
 
 
-def _posting(handle: Callable[[bytes], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+def _posting(
+    handle: Callable[[bytes], Awaitable[Any]], logged: set[str]
+) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         try:
             return _answer(await handle(await request.body()))
         except UserError as error:
-            return _failure(422, error)
+            return _failure(422, error, logged)
         except TimeoutError:
-            return _failure(504, RequestError("timeout", "not scored before the deadline"))
+            return _failure(504, RequestError("timeout", "not scored before the deadline"), logged)
         except ScorekitError as error:
-            return _failure(502, error)
+            return _failure(502, error, logged)
 
     return respond
 
@@ -90,6 +101,10 @@ def _answer(content: Any, status: int = 200) -> Response:
     return Response(to_json(content), status, media_type="application/json")
 
 
-def _failure(status: int, error: Exception) -> Response:
+def _failure(status: int, error: Exception, logged: set[str]) -> Response:
     message = " ".join(str(error).split())
+    line = f"HTTP {status}: {message}"
+    if line not in logged and len(logged) < MAX_LOGGED:
+        logged.add(line)
+        log.warning("a request was refused, %s", line)
     return _answer({"error": {"type": type(error).__name__, "message": message}}, status)

@@ -311,7 +311,8 @@ Postprocess = Annotated[
 
 
 Service = Annotated[
-    Literal["metricx", "xcomet", "judge"] | None, typer.Option(help="What must run there.")
+    Literal["metricx", "xcomet", "judge", "reward_model"] | None,
+    typer.Option(help="What must run there."),
 ]
 SrcKey = Annotated[
     str, typer.Option(help="Field of the label that is the source; `label`: all of it.")

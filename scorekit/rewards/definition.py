@@ -120,6 +120,12 @@ class ComponentConfig(ServiceRequest):
         description="The value in a service's answer: score, pass (a verdict, 1 or 0), mt_covered, "
         "or the number of error_spans, omissions or unplaced.",
     )
+    label: str | None = Field(
+        None,
+        min_length=1,
+        description="Of a reward model with several labels: its output for this one is the value, "
+        "in place of the score. Components of equal requests share one answer.",
+    )
     severity_weights: dict[str, Number] = Field(
         default_factory=dict,
         description="Of a list field: add the weight of each entry's severity instead of counting. "
@@ -155,6 +161,8 @@ class ComponentConfig(ServiceRequest):
                 raise ValueError(f"`{key}` has no effect beside `{names[0]}`. Remove it")
         if self.rule is not None and self.arguments and ":" not in self.rule:
             raise ValueError("`arguments` are for a module:function. Remove them")
+        if self.label is not None and self.field != "score":
+            raise ValueError("`field` has no effect beside `label`. Remove one of them")
         if self.severity_weights and self.field not in LIST_FIELDS:
             raise ValueError(
                 f"`severity_weights` needs `field` set to one of {', '.join(LIST_FIELDS)}"
@@ -171,9 +179,11 @@ class ComponentConfig(ServiceRequest):
         """Return the keys that have no effect beside `service`, `scorer` or `rule`."""
         if source == "rule":
             of_requests = [key for key in ServiceRequest.model_fields if key != "arguments"]
-            return (*of_requests, "field", "severity_weights")
+            return (*of_requests, "field", "label", "severity_weights")
         of_rules = ("group", "batch", "applies_to_refused_text")
-        return (*of_rules, "arguments") if source == "service" else (*of_rules, "task", "variables")
+        if source == "service":
+            return (*of_rules, "arguments")
+        return (*of_rules, "task", "variables", "label")
 
     def _check_group(self) -> Self:
         if self.rule is None:

@@ -372,6 +372,8 @@ def _scaled_range(config: ComponentConfig, info: Info | None) -> Range:
 def _raw_range(config: ComponentConfig, info: Info | None) -> Range:
     if config.rule is not None:
         return _RULES.get(config.rule, UNKNOWN)
+    if config.label is not None:
+        return UNKNOWN
     if config.field == "pass":
         return 0.0, 1.0
     if config.field != "score":  # characters, or entries of a list

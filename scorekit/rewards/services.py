@@ -155,8 +155,11 @@ def needs_languages(inputs: Mapping[str, str] | None) -> bool:
 
 
 def check_direction(key: str, config: ComponentConfig, described: Any) -> None:
-    """Raise UserError if the reward would rise where the service's score gets worse."""
+    """Raise UserError if the reward would rise where the service's score gets worse. No service
+    says whether a high value of a label is good."""
     factor = config.weight * config.scale
+    if config.label is not None:
+        return
     if config.field == "score" and isinstance(described, Info):
         is_higher_better = described.higher_is_better_in(config.task)
     elif config.field == "score":
@@ -225,6 +228,8 @@ def check_answer(
                 "or a judge with task mqm), or take it out of token_rewards"
             )
     raw, reason = _value(config, result)
+    if raw is None and config.label is not None:
+        raise UserError(f"{key}.label: {target}: {reason}. Choose another one")
     if raw is None and "severity_weights" not in reason:
         raise UserError(f"{key}.field: {target}: {reason}. Choose another field")
 
@@ -245,7 +250,13 @@ def service_component(config: ComponentConfig, result: Result) -> ComponentResul
 
 
 def _value(config: ComponentConfig, result: Scored | JudgeScored) -> tuple[float | None, str]:
-    """Return the value of the component's field, or None and the reason."""
+    """Return the value of the component's field or label, or None and the reason."""
+    if config.label is not None:
+        labels = getattr(result, "labels", None) or {}
+        if config.label in labels:
+            return labels[config.label], ""
+        names = ", ".join(labels) or "none"
+        return None, f"the answer has no label {config.label!r}; there are {names}"
     if config.field == "score":
         return result.score, ""
     if config.field == "pass":

@@ -36,11 +36,13 @@ class DeviceLost(Exception):
     """Raised if the device is lost for this process; only a new process can use it."""
 
 
-def default_batch_tokens(device: str) -> int:
+def default_batch_tokens(description: ModelDescription) -> int:
     """Return the default number of padded tokens of a batch.
 
     On a CPU a small batch wastes less padding and fits the caches; a GPU needs a large one."""
-    return 256 if device == "cpu" else 16384
+    if description.batch_tokens is not None:
+        return description.batch_tokens
+    return 256 if description.device == "cpu" else 16384
 
 
 def make_batches(
@@ -269,7 +271,7 @@ class ModelRunner:
         Raises UserError if the batch does not fit, or if a plain text gets no outcome."""
         endpoint = self._backend.endpoint
         options = endpoint.default_options(description)
-        budget = self._settings.max_batch_tokens or default_batch_tokens(description.device)
+        budget = self._settings.max_batch_tokens or default_batch_tokens(description)
         self.max_tokens = self._first_budget = budget
         longest = self._probe(description.max_input_length, options)
         self._plain_item = self._probe(4, options)

@@ -42,6 +42,8 @@ class ModelDescription:
     #: Other settings that change an outcome (attention backend, layer transformation, tokenizer
     #: digest). They are part of the cache key.
     engine: dict[str, str] = field(default_factory=dict)
+    #: Most padded tokens of a batch, unless the settings have a number; None: by the device.
+    batch_tokens: int | None = None
 
 
 #: A good outcome as its endpoint serialized it, or the error.

@@ -45,7 +45,7 @@ class LocalScorer:
         self._defaults = as_scoring_config(chosen)
         self.backend = backend
         self.description: Any = backend.load()
-        self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description.device)
+        self.max_batch_tokens = max_batch_tokens or default_batch_tokens(self.description)
         self._lock = threading.Lock()  # a model is not thread-safe
         self._length_log = LengthLog(partial(_write_lengths, backend.service))
         weakref.finalize(self, self._length_log.flush)  # also when the process ends

@@ -41,6 +41,10 @@ _HEAD = "ForSequenceClassification"
 _SUFFIXES = {".json", ".safetensors", ".bin", ".model", ".txt", ".jinja"}
 #: Limits above it mean that there is none: some tokenizers report 1e30.
 _NO_LIMIT = 10**7
+#: A network with fewer weights beside its embeddings spends much of a small batch on the calls
+#: themselves. On a CPU it gets batches of 768 tokens: with 5 million weights they took 0.63 times
+#: the processor seconds of those of 256, with 85 million the same.
+_FEW_WEIGHTS, _BATCH_TOKENS_OF_FEW = 20_000_000, 768
 #: Largest difference between a score alone and beside a longer sample, in float32.
 _PADDING_TOLERANCE = 1e-3
 
@@ -94,6 +98,7 @@ class RewardModelBackend(CheckpointBackend):
         self._inputs = InputMaker(tokenizer, length, self._template)
         self._rows = self._model.get_input_embeddings().num_embeddings
         self._pad = _text_config(self._model).pad_token_id
+        batch_tokens = self._batch_tokens()
         self._pack(self._model)
         name, prompt = self._choose_prompt()
         self._prompt = prompt
@@ -118,6 +123,7 @@ class RewardModelBackend(CheckpointBackend):
                 "template": _digest(self._inputs.template or ""),
                 "prompt": _digest(prompt.model_dump_json()),
             },
+            batch_tokens=batch_tokens,
             weights=self._weights,
             has_chat_template=self._inputs.template is not None,
             takes_pairs=self._inputs.takes_pairs,
@@ -234,6 +240,14 @@ class RewardModelBackend(CheckpointBackend):
                 f"--max-input-length {self._max_length}: the model's limit is {model_limit} tokens"
             )
         return int(self._max_length or min(model_limit or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH))
+
+    def _batch_tokens(self) -> int | None:
+        """Return the padded tokens of a batch where they depend on the network."""
+        assert self._device is not None
+        weights = sum(parameter.numel() for parameter in self._model.parameters())
+        weights -= self._model.get_input_embeddings().weight.numel()
+        is_small = self._device.type == "cpu" and weights < _FEW_WEIGHTS
+        return _BATCH_TOKENS_OF_FEW if is_small else None
 
     def _choose_prompt(self) -> tuple[str, ScoringPrompt]:
         """Return the prompt and its name. Raises UserError if the model cannot read it."""

@@ -54,6 +54,12 @@ class RewardModelSettings(ModelSettings):
         "assistant's), pair (two texts), text (`mt` alone), or a YAML file; null: messages for a "
         "model with a chat template, else pair, else text.",
     )
+    max_batch_tokens: int | None = Field(
+        None,
+        ge=16,
+        description="Most tokens in one batch of the model, padding included; null: 256 on a CPU, "
+        "768 there for a network of less than 20 million weights, 16,384 on a GPU.",
+    )
     upstream: str | None = Field(
         None,
         description="URL of a vLLM or TEI server that holds the model; its key: "

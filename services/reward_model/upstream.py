@@ -41,6 +41,8 @@ log = structlog.get_logger()
 
 #: Least seconds of a call, so that a retry of the caller finds its result in the cache.
 _MIN_DEADLINE_S = 20.0
+#: Seconds that the upstream may take to say that it is there.
+_FIRST_ANSWER_S = 5.0
 #: Most estimated tokens of a sample, where the settings have no limit: the upstream has its own.
 _MAX_LENGTH = 131_072
 _MALFORMED = "the answer has no outputs of a classifier"
@@ -170,6 +172,7 @@ class UpstreamBackend:
         self.endpoint = RewardEndpoint(RewardRerankEndpoint())
         self.workers = max_concurrency
         self._server = ChatServer(url, key, connect_timeout_s)
+        self._first = ChatServer(url, key, connect_timeout_s)  # is closed after its one request
         self._model, self._weights = model, dict(weights)
         self._route_name, self._route = route, ROUTES[route]
         self._prompt_name, self._prompt = prompt
@@ -179,8 +182,10 @@ class UpstreamBackend:
         self._loop = asyncio.new_event_loop()
 
     def load(self) -> RewardDescription:
-        """Start the event loop. The upstream server does not have to run yet."""
+        """Start the event loop. The upstream does not have to run yet: the log says whether it
+        does."""
         threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._log_reachability(), self._loop)
         prompt = self._prompt
         content = json.dumps([list(self._weights.items()), prompt.model_dump_json()])
         return RewardDescription(
@@ -224,6 +229,19 @@ class UpstreamBackend:
     def memory_bytes(self) -> None:
         """Return None: the weights are elsewhere."""
         return None
+
+    async def _log_reachability(self) -> None:
+        """Log whether the upstream answers, in seconds and whatever its answer is."""
+        url = self._server.url
+        try:
+            await self._first.ask("/health", read_timeout_s=_FIRST_ANSWER_S)
+        except (LLMError, UserError) as error:
+            until = "samples fail with `upstream` until it answers"
+            log.warning("upstream_does_not_answer", upstream=url, error=str(error), until=until)
+        else:
+            log.info("upstream_answers", upstream=url)
+        finally:
+            await self._first.close()
 
     def _encode(self, sample: RewardSample, options: RewardOptions) -> Encoded:
         if isinstance(sample, UpstreamProbe):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scorekit.client import SyncScoringClient
@@ -61,3 +62,21 @@ def test_a_classifier_at_vllm_scores_as_transformers_does(
                 assert got == pytest.approx(expected, abs=NEAR), api
             assert results[0].score == results[0].labels[labels[0]]
             assert isinstance(long, Failed) and long.error.type == "overlong"
+        if len(labels) == 1:  # vLLM scores pairs by a model of one label alone
+            check_pairs(folder, address, tmp_path)
+
+
+def check_pairs(folder: Path, upstream: str, logs: Path) -> None:
+    """Check pairs at `/score`, and documents of `/v1/rerank`, which are pairs, too."""
+    query, documents = CHATS[0][0]["content"], [chat[1]["content"] for chat in CHATS]
+    expected = [reference(folder, text=query, pair=text)[0] for text in documents]
+    flags = ("--upstream", upstream, "--model", NAME, "--upstream-api", "score")
+    (logs / "score").mkdir()
+    with running_service("reward_model", logs / "score", *flags) as url:
+        with SyncScoringClient(url) as client:
+            results = client.score([{"text": query, "pair": text} for text in documents])
+        body = {"query": query, "documents": documents}
+        ranked = httpx.post(f"{url}/v1/rerank", json=body).json()["results"]
+    assert [row[0] for row in outputs(results)] == pytest.approx(expected, abs=NEAR)
+    order = sorted(range(len(documents)), key=lambda index: -expected[index])
+    assert [row["index"] for row in ranked] == order

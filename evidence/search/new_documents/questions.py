@@ -40,7 +40,7 @@ _KOREAN_HOURS: Final = {
 
 def families() -> list[Family]:
     """Return the families of questions: 105 on wheat, 120 on airfields, 95 on temperatures."""
-    found = [
+    result = [
         Family(30, _WHEAT, "wheat", " shillings", (
             "What did a quarter of grain cost the English in {y}?",
             "How many shillings went for a quarter of bread corn in England in {y}?",
@@ -89,7 +89,7 @@ def families() -> list[Family]:
             "What is the place near the strip of {c} that lies furthest left?",
         )),
     ]  # fmt: skip
-    found += [
+    result += [
         Family(5, _HOURS, measure, "도", (
             f"샌프란시스코의 {{y}}월 {hour} 보통 몇 도인가요?",
             f"{{y}}월 {hour} 샌프란시스코가 대개 몇 도쯤 되나요?",
@@ -97,17 +97,17 @@ def families() -> list[Family]:
         for measure, hour in _KOREAN_HOURS.items()
     ]  # fmt: skip
     for hour, called in (("0", "자정이"), ("6", "아침 여섯 시가"), ("18", "저녁 여섯 시가")):
-        found.append(
+        result.append(
             Family(5, _HOURS, f"lowest {hour}", "도", (
                 f"샌프란시스코의 {{y}}월 {called} 가장 쌀쌀한 날에는 몇 도였나요?",
             ))
         )  # fmt: skip
-        found.append(
+        result.append(
             Family(5, _HOURS, f"highest {hour}", "도", (
                 f"샌프란시스코의 {{y}}월 {called} 가장 따뜻한 날에는 몇 도였나요?",
             ))
         )  # fmt: skip
-    found += [
+    result += [
         Family(7, _HOURS, "highest", "도", (
             "샌프란시스코는 {y}월에 아무리 더워도 몇 도까지였나요?",
         )),
@@ -121,7 +121,7 @@ def families() -> list[Family]:
             "샌프란시스코의 {y}월에는 55도보다 따뜻한 때가 몇 시간이었나요?",
         )),
     ]  # fmt: skip
-    return found
+    return result
 
 
 def make(wheels: Path, folder: Path = HERE) -> None:

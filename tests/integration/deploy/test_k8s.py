@@ -19,6 +19,7 @@ from services.embedder.settings import EmbedderSettings
 from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings
 from services.retriever.settings import RetrieverSettings
+from services.reward_model.settings import RewardModelSettings
 from services.xcomet.settings import XCometSettings
 
 ROOT = Path(__file__).parents[3]
@@ -29,12 +30,13 @@ SETTINGS = {
     "judge": JudgeSettings,
     "embedder": EmbedderSettings,
     "retriever": RetrieverSettings,
+    "reward-model": RewardModelSettings,
 }
-#: The retriever is applied separately and uses the other folder's claim, cache, keys and rules.
-FOLDERS = (FOLDER, FOLDER / "search")
-KUSTOMIZATION, SEARCH = (
-    yaml.safe_load((folder / "kustomization.yaml").read_text()) for folder in FOLDERS
-)
+#: Applied separately, each by a folder that uses the first one's claim, cache, keys and rules.
+BY_CHOICE = ("retriever", "reward-model")
+FOLDERS = (FOLDER, FOLDER / "search", FOLDER / "reward")
+KUSTOMIZATIONS = [yaml.safe_load((folder / "kustomization.yaml").read_text()) for folder in FOLDERS]
+KUSTOMIZATION = KUSTOMIZATIONS[0]
 OBJECTS = [
     (path.name, manifest)
     for folder in FOLDERS
@@ -95,7 +97,7 @@ def test_the_ray_applications_are_valid():
     schema = pytest.importorskip("ray.serve.schema")
     config = schema.ServeDeploySchema.model_validate(yaml.safe_load(RAY["serveConfigV2"]))
     assert {app.name: app.import_path for app in config.applications} == {
-        name: f"deploy.ray.apps:{name}" for name in SETTINGS if name != "retriever"
+        name: f"deploy.ray.apps:{name}" for name in SETTINGS if name not in BY_CHOICE
     }
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"ray=={RAY['rayClusterConfig']['rayVersion']}" in pins
@@ -103,7 +105,7 @@ def test_the_ray_applications_are_valid():
 
 def test_every_variable_is_a_setting(service):
     name, _ = service
-    prefix = f"{name.upper()}_"
+    prefix = f"{name.upper().replace('-', '_')}_"
     secrets = {"JUDGE_UPSTREAM_API_KEY"}
     for key in environment(name):
         if key.startswith(prefix) and key not in secrets:
@@ -137,7 +139,9 @@ def test_the_grace_period_is_longer_than_pre_stop_and_draining(service):
 
 def test_probes_ask_routes_that_there_are(service):
     name, _ = service
-    routes = json.loads((ROOT / f"services/{name}/openapi.json").read_text())["paths"]
+    routes = json.loads((ROOT / f"services/{name.replace('-', '_')}/openapi.json").read_text())[
+        "paths"
+    ]
     paths = {
         probe: container(name)[f"{probe}Probe"]["httpGet"]["path"]
         for probe in ("startup", "readiness", "liveness")
@@ -156,9 +160,7 @@ def test_the_retriever_serves_what_the_job_makes():
 
 
 def test_the_image_is_the_services_own_of_this_version():
-    tags = {
-        image["name"]: image["newTag"] for k in (KUSTOMIZATION, SEARCH) for image in k["images"]
-    }
+    tags = {image["name"]: image["newTag"] for k in KUSTOMIZATIONS for image in k["images"]}
     for name in SETTINGS:
         assert container(name)["image"] == f"scorekit-{name}:{scorekit.__version__}"
         assert tags[f"scorekit-{name}"] == scorekit.__version__
@@ -278,7 +280,7 @@ def test_the_cache_that_services_name_is_there(service):
 
 def test_kustomize_builds_all_of_it(tmp_path):
     left_out = {"kustomization.yaml", "rayservice.yaml"}
-    for folder, kustomization in zip(FOLDERS, (KUSTOMIZATION, SEARCH), strict=True):
+    for folder, kustomization in zip(FOLDERS, KUSTOMIZATIONS, strict=True):
         file_names = {path.name for path in folder.glob("*.yaml")}
         assert {*kustomization["resources"]} == file_names - left_out
     if shutil.which("kubectl") is None:
@@ -289,8 +291,12 @@ def test_kustomize_builds_all_of_it(tmp_path):
         for file in generator["files"]:
             (copy / file.partition("=")[2]).write_text("value")
     built = []
-    for folder in (copy, copy / "search"):
-        done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    for folder in FOLDERS:
+        done = subprocess.run(
+            ["kubectl", "kustomize", copy / folder.relative_to(FOLDER)],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         built += yaml.safe_load_all(done.stdout)
     for manifest in built:

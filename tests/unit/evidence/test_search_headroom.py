@@ -64,15 +64,15 @@ def test_the_sentence_says_the_numbers_of_the_table(results):
 
 
 def test_a_script_draws_the_same_again_for_the_same_turn():
-    drawn = []
+    numbers = []
 
     def script(messages, question, rng: random.Random) -> str:
-        drawn.append(rng.random())
+        numbers.append(rng.random())
         return complete_tag()
 
     messages = [Message("system", "Search."), Message("user", "Question: Who?")]
     requests = [TurnRequest(name, 1, messages, None, 100) for name in ("x", "x", "y")]
     policy = script_policy(script)
     texts = [asyncio.run(policy.turn(request)).text for request in requests]
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert numbers[0] == numbers[1] != numbers[2]
     assert set(texts) == {f"<think>-</think>\n{complete_tag()}"}

@@ -152,6 +152,18 @@ def test_a_prompt_of_another_form_is_the_request_s_fault(metricx, content):
     assert "a message's content is neither" in response.json()["error"]["message"]
 
 
+def test_why_a_request_was_refused_is_logged_once_since_openrlhf_shows_the_status_alone(
+    metricx, caplog
+):
+    wrong = {"query": ["another text"], "prompts": [PROMPT], "labels": [label("a")]}
+    with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
+        for body in (wrong, wrong, wrong | {"labels": []}, wrong | {"prompts": []}):
+            assert httpx.post(f"{url}/get_reward", json=body).status_code == 422
+    lines = [r.getMessage() for r in caplog.records if r.name == "scorekit.adapters.http"]
+    assert len(lines) == 2 and "HTTP 422: sample 0: the prompt does not stand" in lines[0]
+    assert "say --turn-mark" in lines[0] and "different lengths" in lines[1]
+
+
 def test_a_body_that_is_too_large_is_not_read_on(metricx):
     with sick_service("") as (_, xcomet), served(definition(metricx, xcomet)) as (url, _):
         with contextlib.suppress(httpx.WriteError):  # the server may close before all is sent

@@ -13,6 +13,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.settings import Secrets
 from testing.fake_embedder import FakeEmbedder
 from testing.fake_retriever import FakeRetriever
+from testing.fake_reward import FakeReward
 from testing.servers import running_service
 from tests.kits import forked
 from tests.kits.examples import examples
@@ -41,6 +42,7 @@ _NOT_BLANK = (
         (FakeBackend("metricx"), "coverage,fuzzing", 6),
         (FakeBackend("xcomet"), "fuzzing", 6),
         (FakeEmbedder(), "coverage,fuzzing", 7),
+        (FakeReward(), "coverage,fuzzing", 8),
         pytest.param(FakeRetriever(), "coverage,fuzzing", 9, marks=pytest.mark.slow),
     ],
     ids=lambda name: getattr(name, "service", None),

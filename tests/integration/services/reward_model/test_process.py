@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import httpx
@@ -72,6 +74,20 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 2 and stderr.startswith("error: "), stderr
         assert stderr.count("\n") == 1 and words in stderr
+
+
+def test_a_service_whose_upstream_is_away_starts_and_says_so_in_a_line():
+    upstream = f"http://127.0.0.1:{free_port()}"
+    process = start("--upstream", upstream, "--model", "rm", "--port", 0)
+    end = threading.Timer(PATIENCE_S, process.kill)  # and with it its lines
+    end.start()
+    try:
+        entry = json.loads(next(line for line in process.stderr if "upstream_" in line))
+    finally:
+        end.cancel()
+        process.kill()
+    assert (entry["event"], entry["upstream"]) == ("upstream_does_not_answer", upstream)
+    assert "samples fail with `upstream` until it answers" in entry["until"]
 
 
 def test_200_callers_share_batches_and_each_gets_its_own_score(tmp_path):

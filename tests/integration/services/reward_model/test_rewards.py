@@ -10,7 +10,7 @@ import pytest
 from scorekit.adapters.trl import reward_function
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
-from scorekit.rewards import load_definition
+from scorekit.rewards import SyncCompositeReward, load_definition
 from services.reward_model.prompts import ScoringPrompt
 from testing.fake_reward import FakeReward
 from testing.servers import running_service
@@ -51,6 +51,45 @@ def test_a_definition_weighs_it_and_a_failure_is_no_reward(url):
     good, bad = call(function, ["No.", "nan"])
     assert good == pytest.approx(2.0 * (1.0 + scores(url, [("Is it red?", "No.")])[0]))
     assert bad is None
+
+
+def test_a_label_is_a_component_by_name_and_shares_the_score_s_request():
+    fake = FakeReward()
+    parts = {"helpful": 2.0, "verbose": -0.25}
+    components = {
+        name: {"label": name, "weight": weight, "offset": 1.0} for name, weight in parts.items()
+    }
+    components["all"] = {"weight": 0.5}
+    with running_service(fake) as url:
+        definition = {
+            "components": {name: part | {"service": url} for name, part in components.items()}
+        }
+        before = sum(fake.batches)
+        rewards = call(reward_function(definition=definition, src_key="src"), ["No.", "It is."])
+        num_samples = sum(fake.batches) - before
+        with SyncScoringClient(url) as client:
+            results = client.score([{"src": "Is it red?", "mt": mt} for mt in ("No.", "It is.")])
+    expected = [
+        0.5 * r.score + sum(w * (1.0 + r.labels[name]) for name, w in parts.items())
+        for r in results
+    ]
+    assert rewards == pytest.approx(expected) and num_samples == 2
+
+
+def test_a_label_that_no_answer_has_is_named_with_those_that_there_are(url):
+    component = {"service": url, "label": "polite"}
+    with SyncCompositeReward({"components": {"rm": component}}) as reward:
+        words = "^components.rm.label: .* has no label 'polite'; there are helpful, verbose"
+        with pytest.raises(UserError, match=words):
+            reward.check(probe=True)
+        (result,) = reward.score([{"src": "Is it red?", "mt": "No."}])
+    assert result.reward is None
+    for component, words in (
+        ({"service": url, "label": "helpful", "field": "pass"}, "`field` has no effect beside"),
+        ({"rule": "copy", "label": "helpful"}, "`label` has no effect beside `rule`"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_definition({"components": {"rm": component}})
 
 
 def test_a_definition_that_rewards_worse_scores_and_unknown_options_are_refused(url):

@@ -9,6 +9,7 @@ import pytest
 
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import RewardOptions, RewardSample
+from scorekit.server.batches import default_batch_tokens
 from services.reward_model.model import RewardModelBackend
 from testing.checkpoints.reward import FAMILIES, change_config, make_reward_model, reference
 
@@ -270,3 +271,12 @@ def test_a_network_whose_scores_depend_on_the_padding_is_refused(tmp_path, monke
     monkeypatch.setattr(RewardModelBackend, "_logits", padded_on_the_wrong_side)
     with pytest.raises(UserError, match="beside a longer text"):
         load(folder)
+
+
+def test_a_small_network_gets_larger_batches_on_a_cpu(tmp_path, monkeypatch):
+    folder = str(make_reward_model(tmp_path, "llama"))
+    description = RewardModelBackend(folder, device="cpu", matmul="torch").load()
+    assert default_batch_tokens(description) == 768
+    monkeypatch.setattr("services.reward_model.model._FEW_WEIGHTS", 1000)
+    description = RewardModelBackend(folder, device="cpu", matmul="torch").load()
+    assert default_batch_tokens(description) == 256

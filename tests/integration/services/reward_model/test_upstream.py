@@ -1,11 +1,14 @@
 """Check `--upstream`: what vLLM and TEI are asked, and what their failures become.
 
 The stand-in answers as vLLM 0.32 and Text Embeddings Inference do; each test fixes what it says.
+`Tei` has a model, and the schema that TEI publishes: no build of TEI was in reach.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from services.reward_model.__main__ import make_backend
 from services.reward_model.prompts import BUILT_IN, PromptTurn, ScoringPrompt
 from services.reward_model.settings import RewardModelSettings
 from services.reward_model.upstream import UpstreamBackend
+from testing.checkpoints.reward import make_reward_model, reference
 from testing.servers import free_port, running_app, running_service
 
 CHAT = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "Yes."}]
@@ -64,7 +68,7 @@ class Upstream:
         return {"model": self.model, "data": [row], "usage": {"prompt_tokens": 7}}
 
 
-def ask(upstream: Upstream, *samples: dict[str, Any], api: str = "classify", **settings: Any):
+def ask(upstream: Upstream | Tei, *samples: dict[str, Any], api: str = "classify", **settings: Any):
     """Return the results of the samples, asked through the service."""
     settings = {"weights": LABELS, "prompt": ("messages", BUILT_IN["messages"])} | settings
     with running_app(upstream.app) as url:
@@ -114,6 +118,63 @@ def test_each_route_is_asked_in_its_form():
         assert result.score == (0.5 if api == "score" else -0.5)
         path, body, _ = upstream.requests[0]
         assert path == f"/{api}" and body.items() >= expected.items()
+
+
+class Tei:
+    """`POST /predict` as the schema of Text Embeddings Inference has it, with a real classifier.
+
+    Its labels come in the order of their values, and its errors have words and a type."""
+
+    def __init__(self, folder: Path, labels: Sequence[str], limit: int = 1000) -> None:
+        self.folder, self.labels, self.limit = folder, labels, limit
+        self.app = FastAPI()
+        self.app.post("/predict")(self.predict)
+
+    async def predict(self, request: Request) -> Any:
+        """Answer one input with a list, and a batch with a list of lists."""
+        body = await request.json()
+        if not body.keys() <= {"inputs", "raw_scores", "truncate"} or not body["raw_scores"]:
+            return self._error(422, "Tokenizer", "unknown field")
+        inputs = body["inputs"]
+        if isinstance(inputs, str) or all(isinstance(part, str) for part in inputs):
+            sequences = [[inputs] if isinstance(inputs, str) else inputs]
+        else:
+            sequences = inputs
+        if sum(len(text) for sequence in sequences for text in sequence) > self.limit:
+            words = f"Input validation error: `inputs` must have less than {self.limit} tokens. "
+            return self._error(413, "Validation", words + "Given: 2000")
+        rows = [self._predictions(*sequence) for sequence in sequences]
+        return rows if sequences is inputs else rows[0]
+
+    def _predictions(self, text: str, pair: str | None = None) -> list[dict[str, Any]]:
+        values = reference(self.folder, text=text, pair=pair)
+        rows = [{"score": v, "label": n} for n, v in zip(self.labels, values, strict=True)]
+        return sorted(rows, key=lambda row: -row["score"])
+
+    @staticmethod
+    def _error(status: int, type: str, words: str) -> JSONResponse:
+        return JSONResponse({"error": words, "error_type": type}, status)
+
+
+@pytest.mark.parametrize("labels", [("LABEL_0",), ("bad", "good", "plain")])
+def test_texts_and_pairs_at_tei_have_transformers_scores(tmp_path, labels):
+    folder = make_reward_model(tmp_path, "deberta", labels=labels)
+    weights = {name: 1.0 - index for index, name in enumerate(labels)}
+    samples = [{"text": "Is it red?"}, {"text": "Is it red?", "pair": "It is."}, {"text": "집"}]
+    *results, long = ask(
+        Tei(folder, labels),
+        *samples,
+        {"text": "word " * 300},
+        api="predict",
+        weights=weights,
+        prompt=("pair", BUILT_IN["pair"]),
+    )
+    for result, sample in zip(results, samples, strict=True):
+        assert isinstance(result, RewardScored), result
+        expected = reference(folder, text=sample["text"], pair=sample.get("pair"))
+        assert list(result.labels) == list(labels)
+        assert list(result.labels.values()) == pytest.approx(expected, abs=1e-6)
+    assert isinstance(long, Failed) and long.error.type == "overlong"
 
 
 def test_a_translation_is_asked_in_the_prompt_of_a_file():
