@@ -318,9 +318,10 @@ def in_words(results: dict[str, Any]) -> str:
     return (
         f"Of {count} questions the oracle gets {right['oracle']:.2f} right, and the start "
         f"{right['greedy']:.2f}. The first page of BM25 alone gives {right['first-page']:.2f}, "
-        f"page after page {right['page-after-page']:.2f}, random actions {right['random-actions']:.2f}. A "
-        f"sample of the start is right in {right['samples']:.2f}, one of {results['samples']} "
-        f"samples in {right['best']:.2f}: that much its own samples could teach it."
+        f"page after page {right['page-after-page']:.2f}, random actions "
+        f"{right['random-actions']:.2f}. A sample of the start is right in {right['samples']:.2f}, "
+        f"one of {results['samples']} samples in {right['best']:.2f}: that much its own samples "
+        "could teach it."
     )
 
 
