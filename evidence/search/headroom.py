@@ -1,4 +1,4 @@
-"""What is there to gain on new documents? An oracle, searchers without weights, and the start.
+"""Measure what there is to gain on new documents: an oracle, searchers without weights, the start.
 
     python -m evidence.search.headroom            # writes its JSON file and its table
     python -m evidence.search.headroom --report   # the table alone
