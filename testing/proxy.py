@@ -1,4 +1,4 @@
-"""A TCP proxy that delays replies, like a distant, busy or overloaded server."""
+"""A TCP proxy that delays or cuts replies, like a distant, busy or overloaded server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def delaying_proxy(port: int, delay: Callable[[], float]) -> Iterator[int]:
+def delaying_proxy(
+    port: int,
+    delay: Callable[[], float],
+    *,
+    host: str = "127.0.0.1",
+    cuts: Callable[[], bool] = lambda: False,
+) -> Iterator[int]:
     """Forward connections to 127.0.0.1:`port` in a thread, and yield the proxy's own port.
 
     delay: called for each chunk of a reply, which waits so many seconds. The order stays the same.
+    host: the address that the proxy listens on.
+    cuts: called for each chunk of a reply; True: half of it is sent, and the connection is reset.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -30,10 +38,11 @@ def delaying_proxy(port: int, delay: Callable[[], float]) -> Iterator[int]:
             return
         with contextlib.suppress(asyncio.CancelledError):  # the proxy is being closed
             await asyncio.gather(
-                _forward(reader, far_writer, lambda: 0.0), _forward(far_reader, writer, delay)
+                _forward(reader, far_writer, lambda: 0.0, lambda: False),
+                _forward(far_reader, writer, delay, cuts),
             )
 
-    server = run(asyncio.start_server(serve, "127.0.0.1", 0))
+    server = run(asyncio.start_server(serve, host, 0))
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -44,13 +53,21 @@ def delaying_proxy(port: int, delay: Callable[[], float]) -> Iterator[int]:
 
 
 async def _forward(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    delay: Callable[[], float],
+    cuts: Callable[[], bool],
 ) -> None:
     """Forward data until one side closes; then close the other side, too."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):
             if pause := delay():
                 await asyncio.sleep(pause)
+            if cuts():
+                writer.write(data[: len(data) // 2])
+                await writer.drain()
+                writer.transport.abort()
+                return
             writer.write(data)
             await writer.drain()
     writer.close()

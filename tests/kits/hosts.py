@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from scorekit.processes import end_with_parent
+from tests.kits import forked
+from tests.kits.on_host import HIDDEN
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +71,27 @@ class Host:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=end_with_parent(),
+            )
+
+    def fork(
+        self, module: str, *arguments: str, output: Path, hidden: Sequence[Path] = (), **more: str
+    ) -> forked.Popen:
+        """Fork `python -m MODULE` on the host, without loading torch again.
+
+        hidden: folders that the host does not see.
+        more: environment variables.
+        """
+        variables = {HIDDEN: ":".join(map(str, hidden))} | more
+        with output.open("wb") as file:
+            return forked.Popen(
+                [sys.executable, "-m", "tests.kits.on_host", self.name, module, *arguments],
+                charts=False,
+                cwd=ROOT,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def slow_down(self) -> None:

@@ -9,6 +9,7 @@ error names it and the run ends.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import ScorekitError, UserError
-from trainer.rl.barrier import MonitoredBarrier
+from trainer.rl.barrier import MonitoredBarrier, ProcessStalled
 from trainer.rl.policy import unwrap_distributed, unwrap_peft, vision_parts
 
 T = TypeVar("T")
@@ -28,6 +29,21 @@ T = TypeVar("T")
 
 class FailedOnMain(ScorekitError):
     """An error of the main process, in another one: the main process prints it."""
+
+
+@contextmanager
+def _meeting_all() -> Iterator[None]:
+    """Turn torch's error at the start of a run, when a process is missing, into ProcessStalled."""
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        rank, size, host, port = (os.environ.get(name, "?") for name in names)
+        raise ProcessStalled(
+            f"process {rank} of {size} has not met the others at {host}:{port} "
+            f"({str(error).splitlines()[0]}). See what they print, and whether each host reaches "
+            "this address (torchrun --master_addr, --master_port)"
+        ) from error
 
 
 class DistributedContext:
@@ -55,12 +71,13 @@ class DistributedContext:
             torch.cuda.set_device(device)  # a single process of accelerate uses the current device
         # Torch's own timeout within an exchange is longer, so that the barrier reports first
         exchange_timeout = timedelta(seconds=patience_s + min(60.0, patience_s))
-        self.accelerator = Accelerator(
-            cpu=device.type == "cpu",
-            log_with=list(trackers) or None,
-            project_dir=folder,
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=exchange_timeout)],
-        )
+        with _meeting_all():
+            self.accelerator = Accelerator(
+                cpu=device.type == "cpu",
+                log_with=list(trackers) or None,
+                project_dir=folder,
+                kwargs_handlers=[InitProcessGroupKwargs(timeout=exchange_timeout)],
+            )
         # Another part that asks accelerate for its state may reset this type
         self._is_sharded = self.accelerator.distributed_type == DistributedType.FSDP
         self.device = self.accelerator.device

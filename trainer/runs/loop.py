@@ -82,7 +82,8 @@ class TrainingLoop:
         self.log, self.shutdown = run.log, run.shutdown
         self.folder = Path(run.cfg.misc.run_dir)
         self.checkpoint, self.done, self.saved = run.checkpoint, run.done, run.done
-        self.updates = read_jsonl(self.folder / "log.jsonl")
+        # Another host need not see the folder
+        self.updates = run.world.from_main(lambda: read_jsonl(self.folder / "log.jsonl"))
         names = {**run.learner.sets, **run.reports}
         self.reports = {name: list(run.reports.get(name, ())) for name in names}
         self.stops = StopRules(run.cfg.stop, self.updates, self.selection_reports)

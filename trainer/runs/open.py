@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
+from uuid import uuid4
 
+from scorekit.errors import UserError
 from scorekit.schemas import Info
 from trainer.rl.devices import prepare_torch
-from trainer.rl.distributed import DistributedContext
+from trainer.rl.distributed import DistributedContext, FailedOnMain
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.sampler import Sampler
 from trainer.rl.workload import Workload
 from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
-from trainer.runs.checkpoints.resume import checkpoint_to_resume
+from trainer.runs.checkpoints.resume import common_checkpoint
 from trainer.runs.checkpoints.saver import Saver
 from trainer.runs.config import RunConfig
+from trainer.runs.launch import check_launch
 from trainer.runs.learner import Learner, settle_matmul
 from trainer.runs.messages import Messages, messages
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir
 from trainer.runs.shutdown import ShutdownHandler
 
 C = TypeVar("C", bound=RunConfig)
+#: Seconds for which a process looks for a new file, longer than NFS remembers that there is none;
+#: and between two looks.
+_SEEN_S, _LOOK_S = 60.0, 0.2
 #: Returns the reports of a run's folder, by the names of their sets.
 ReadReports = Callable[[Path], Mapping[str, Reports]]
 
@@ -106,7 +114,7 @@ class RunStart(Generic[C]):
         if checkpoint is not None:
             saver.load_rest(checkpoint, learner.model, learner.optimizer)
         shutdown = ShutdownHandler(quiet=not world.is_main)
-        reports = self.read_reports(Path(cfg.misc.run_dir))
+        reports = world.from_main(lambda: self.read_reports(Path(cfg.misc.run_dir)))
         return OpenRun(
             cfg, world, learner, sampler, saver, log, shutdown, reports, checkpoint, done
         )
@@ -120,12 +128,14 @@ def start_run(
     *,
     resume: bool = False,
     num_updates: int | None = None,
+    shares_folder: bool = False,
 ) -> Iterator[RunStart[C]]:
     """Check and create the folder of a run, and close at the end what the run has opened.
 
     workload: the sizes of an update, to share out.
     resume: resume the folder's run from its newest complete checkpoint, or start it again.
     num_updates: of the run; None: those of the config.
+    shares_folder: whether every process has to see the folder.
     Raises UserError for whatever the user can fix.
     """
     misc = cfg.misc
@@ -136,19 +146,63 @@ def start_run(
         patience_s=misc.patience_s,
     )
     with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
-        checkpoint = checkpoint_to_resume(cfg) if resume else None
-        cfg = settle_matmul(cfg, checkpoint, world)
-        finished = None
-        if checkpoint is not None:
-            reports = read_reports(Path(misc.run_dir))
-            finished = finished_artifacts(cfg, checkpoint, reports, num_updates)
-        if finished is not None:
-            finished = replace(finished, is_main=world.is_main)
-        else:
-            world.on_main(lambda: workload.check(world.size))
-            if checkpoint is None:
-                world.on_main(lambda: check_run_dir(cfg, resume or None))
-            world.on_main(lambda: open_run_dir(misc))
-        yield RunStart(
-            cfg, world, run_messages, read_reports, exit_stack, resume, checkpoint, finished
-        )
+        try:
+            world.on_all(lambda: check_launch(cfg, "this task", world))
+            checkpoint = common_checkpoint(cfg, world) if resume else None
+            cfg = settle_matmul(cfg, checkpoint, world)
+            finished = None
+            if checkpoint is not None:
+                finished = world.from_main(
+                    lambda: finished_artifacts(
+                        cfg, checkpoint, read_reports(Path(misc.run_dir)), num_updates
+                    )
+                )
+            if finished is not None:
+                finished = replace(finished, is_main=world.is_main)
+            else:
+                world.on_main(lambda: workload.check(world.size))
+                if checkpoint is None:
+                    world.on_main(lambda: check_run_dir(cfg, resume or None))
+                world.on_main(lambda: open_run_dir(misc))
+                if shares_folder or cfg.rl.max_staleness:
+                    check_shared(Path(misc.run_dir), world, min(_SEEN_S, misc.patience_s / 4))
+            yield RunStart(
+                cfg, world, run_messages, read_reports, exit_stack, resume, checkpoint, finished
+            )
+        except FailedOnMain:  # it has printed the error
+            raise SystemExit(0) from None
+
+
+def check_shared(folder: Path, world: DistributedContext, patience_s: float) -> None:
+    """Raise UserError, on the main process, if another one does not see this folder of its.
+
+    patience_s: how long a process looks for a file that the main one has just written there. The
+    others wait for it.
+    """
+    if world.size == 1:
+        return
+    name = world.from_main(lambda: f".shared-{uuid4().hex}")
+    world.on_main((folder / name).touch)
+    is_seen = _sees(folder, name, patience_s)
+    blind = [rank for rank, sees in enumerate(world.gather([is_seen])) if not sees]
+    if world.is_main:
+        (folder / name).unlink(missing_ok=True)
+
+    def refuse() -> None:
+        if blind:
+            raise UserError(
+                f"misc.run_dir: process {blind[0]} does not see {folder} of process 0, where the "
+                "run keeps what all processes read. Name a folder that all hosts share"
+            )
+
+    world.on_main(refuse)
+
+
+def _sees(folder: Path, name: str, patience_s: float) -> bool:
+    """Return whether a file is in a folder, or comes soon: a network may show it later."""
+    deadline = time.monotonic() + patience_s
+    while not (folder.is_dir() and name in os.listdir(folder)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True

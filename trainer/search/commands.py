@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from scorekit.errors import UserError
+from trainer.runs.launch import read_on_all
 from trainer.search.config import SearchConfig
 from trainer.search.config import SearchConfig as Config
 
@@ -15,7 +16,7 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
     """Train the policy and evaluate it before, during and after training."""
     from trainer.search.data import load_held_out, load_train
 
-    questions, held_out = load_train(cfg), load_held_out(cfg)
+    questions, held_out = read_on_all(cfg.misc, lambda: (load_train(cfg), load_held_out(cfg)))
     from trainer.runs.results import comparison_table, print_results
     from trainer.search.evaluation.report import write_report
     from trainer.search.evaluation.stats import table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,28 +85,33 @@ def debug(cfg: SftConfig, processes: int = 1, *, memory: bool = False) -> int:
     sft_arguments(cfg, torch.device("cpu"))
     typer.echo(update_text(cfg, len(train.rows), processes))
     if memory:
-        typer.echo(f"memory: {_memory(cfg, max(len(row.ids) for row in train.rows), processes)}")
+        lengths = [len(row.ids) for row in train.rows]
+        for name, text in zip(("memory", "time"), _needs(cfg, lengths, processes), strict=True):
+            typer.echo(f"{name}: {text}")
     findings = [*train.findings, *held_out.findings]
     has_errors = any(not finding.ok for finding in findings)
     return 2 if has_errors and cfg.sft.template_check == "refuse" else 0
 
 
-def _memory(cfg: SftConfig, longest: int, processes: int) -> str:
-    """Return what each process needs. Raises UserError.
+def _needs(cfg: SftConfig, lengths: Sequence[int], processes: int) -> tuple[str, str]:
+    """Return the memory of each process, and the work of an update. Raises UserError.
 
-    longest: tokens of the longest row.
+    lengths: of the rows in tokens.
     """
     from trainer.runs.checks import check_device, check_model
     from trainer.runs.memory import estimate_trl_memory, memory_text
+    from trainer.runs.trl.processes import update_size
+    from trainer.runs.work import update_work
 
     device, _ = check_device(cfg.misc)
     model, _ = check_model(cfg.policy, cfg.policy.path, "policy.path", trl=True)
-    length = cfg.data.max_length if cfg.sft.packing and cfg.data.max_length else longest
-    tokens = cfg.sft.per_device_train_batch_size * length
+    packed = cfg.data.max_length if cfg.sft.packing else None
+    tokens = cfg.sft.per_device_train_batch_size * (packed or max(lengths))
     unsharded, sharded = (
         estimate_trl_memory(cfg, model, tokens, shards=shards) for shards in (1, processes)
     )
-    return memory_text(unsharded, sharded, device, processes)
+    work = update_work(cfg, model, [packed] if packed else lengths, update_size(cfg.sft, 1))
+    return memory_text(unsharded, sharded, device, processes), work.text()
 
 
 #: Number of rows that are printed.

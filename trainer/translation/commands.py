@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from scorekit.errors import UserError
+from trainer.runs.launch import read_on_all
 from trainer.translation.config import TranslationConfig
 from trainer.translation.config import TranslationConfig as Config
 
@@ -15,7 +16,7 @@ def train(cfg: TranslationConfig, *, resume: bool) -> int:
     """Train the policy; evaluate it before, between and after."""
     from trainer.translation.data import load_held_out, load_train
 
-    examples, held_out = load_train(cfg), load_held_out(cfg)
+    examples, held_out = read_on_all(cfg.misc, lambda: (load_train(cfg), load_held_out(cfg)))
     from trainer.runs.results import print_results
     from trainer.translation.evaluation.evaluate import comparison_table
     from trainer.translation.evaluation.report import write_report

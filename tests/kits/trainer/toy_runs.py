@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,33 +29,41 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 UPDATES = 6
 
 
+def toy_values(folder: Path, reward: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a policy and examples, and return the config of 6 updates.
+
+    reward: the section of the services.
+    """
+    save_policy(folder / "policy", byte_level_tokenizer())
+    return {
+        "data": {
+            "train": str(write_examples(folder / "t.jsonl", [f"Open {n}." for n in range(9)])),
+            "eval": str(write_examples(folder / "e.jsonl", ["Save.", "Go."], ref="저장")),
+        },
+        "policy": {"path": str(folder / "policy")},
+        "generation": {
+            "prompt_template": "source",
+            "max_new_tokens": 8,
+            "num_samples_per_prompt": 2,
+        },
+        "reward": dict(reward),
+        "rl": {"num_updates": UPDATES, "batch_size": 4, "lr": 1e-3, "warmup_updates": 3},
+        "eval": {"eval_every_n_updates": 2},
+        "misc": {
+            "threads": 1,
+            "device": "cpu",
+            "run_dir": str(folder / "whole"),
+            "save_every_n_updates": 1,
+        },
+    }
+
+
 @contextmanager
 def toy_config(folder: Path) -> Iterator[Path]:
     """Write a config of 6 updates with two services whose scores depend on the text alone; yield
     its path while they run."""
-    save_policy(folder / "policy", byte_level_tokenizer())
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        values = {
-            "data": {
-                "train": str(write_examples(folder / "t.jsonl", [f"Open {n}." for n in range(9)])),
-                "eval": str(write_examples(folder / "e.jsonl", ["Save.", "Go."], ref="저장")),
-            },
-            "policy": {"path": str(folder / "policy")},
-            "generation": {
-                "prompt_template": "source",
-                "max_new_tokens": 8,
-                "num_samples_per_prompt": 2,
-            },
-            "reward": {"metricx_urls": m, "xcomet_urls": x},
-            "rl": {"num_updates": UPDATES, "batch_size": 4, "lr": 1e-3, "warmup_updates": 3},
-            "eval": {"eval_every_n_updates": 2},
-            "misc": {
-                "threads": 1,
-                "device": "cpu",
-                "run_dir": str(folder / "whole"),
-                "save_every_n_updates": 1,
-            },
-        }
+        values = toy_values(folder, {"metricx_urls": m, "xcomet_urls": x})
         (folder / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
         yield folder / "config.yaml"
 

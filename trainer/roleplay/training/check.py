@@ -33,9 +33,11 @@ from trainer.roleplay.similarity import embedder_of, open_similarity
 from trainer.roleplay.training.options import grpo_arguments, printed_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checks import check_device, check_model, check_output_paths
+from trainer.runs.launch import started_processes
 from trainer.runs.memory import estimate_trl_memory, free_memory, memory_text
 from trainer.runs.trl.arguments import one_device
-from trainer.runs.trl.processes import shares_text, started_processes
+from trainer.runs.trl.processes import shares_text, update_size
+from trainer.runs.work import update_work
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,7 @@ def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
         if device is not None:
             run_check("grpo", _grpo, cfg, device, train, model, tokenizer, processes)
             run_check("memory", _memory, cfg, device, train, model, tokenizer, processes, findings)
+            run_check("time", _time, cfg, train, model, tokenizer)
         run_check("rewards", _rewards, cfg, train, tokenizer)
     check_output_paths(findings, cfg)
     return findings
@@ -192,6 +195,27 @@ def _memory(
         (f"free on {device.type}", free_memory(device)),
     ]
     return None, memory_text(rows, sharded, device, processes)
+
+
+def _time(
+    cfg: RoleplayConfig, turns: Sequence[RoleplayTurn], model: nn.Module, tokenizer: Any
+) -> tuple[None, str]:
+    """Return the work of an update whose completions all have their full length, in words."""
+    grpo = cfg.grpo
+    samplings = grpo.gradient_accumulation_steps / (
+        grpo.steps_per_generation or grpo.gradient_accumulation_steps
+    )
+    steps = math.ceil(samplings * grpo.max_completion_length)
+    lengths = [len(ids) + grpo.max_completion_length for ids in prompt_ids(turns, tokenizer, cfg)]
+    work = update_work(
+        cfg,
+        model,
+        lengths,
+        update_size(grpo, 1),
+        steps=0 if grpo.options.get("use_vllm") else steps,
+        has_reference=grpo.beta > 0,
+    )
+    return None, work.text()
 
 
 def _rewards(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,
     checkpoints,
@@ -50,6 +51,27 @@ def checkpoint_to_resume(cfg: KeptConfig) -> Path | None:
     state = read_state(checkpoint)
     check_config(cfg, state.config)
     check_origin(weight_origin(cfg.policy), state)
+    return checkpoint
+
+
+def common_checkpoint(cfg: KeptConfig, world: DistributedContext) -> Path | None:
+    """Return what all processes resume from; None: nothing. Each of them has to call it.
+
+    Raises UserError, on the main process, if one of them cannot resume, or has another checkpoint.
+    """
+    checkpoint = world.on_all(lambda: checkpoint_to_resume(cfg))
+    names = world.gather([None if checkpoint is None else checkpoint.name])
+
+    def check() -> None:
+        for rank, name in enumerate(names):
+            if name != names[0]:
+                raise UserError(
+                    f"misc.run_dir: process {rank} has {name or 'no checkpoint'} in "
+                    f"{cfg.misc.run_dir}, and process 0 {names[0] or 'none'}. Give all hosts one "
+                    "folder, or copy its checkpoints"
+                )
+
+    world.on_main(check)
     return checkpoint
 
 

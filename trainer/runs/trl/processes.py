@@ -7,22 +7,17 @@ update, as TRL has it: so twice the processes make twice the update, unless the 
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 from scorekit.errors import UserError
 from trainer.rl.distributed import DistributedContext
 from trainer.runs.checkpoints.checkpoint import CheckpointState
 from trainer.runs.config import KeptConfig
+from trainer.runs.launch import check_launch, started_processes
 
 log = logging.getLogger(__name__)
 #: Task -> its section with TRL's options.
 _SECTIONS = {"roleplay": "grpo", "sft": "sft"}
-
-
-def started_processes() -> int:
-    """Return the number of processes that torchrun or accelerate has started; 1 without them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def check_alone(task: str, processes: int = 1) -> None:
@@ -34,22 +29,10 @@ def check_alone(task: str, processes: int = 1) -> None:
         raise UserError(f"{task} runs in one process. Start it without torchrun or accelerate")
 
 
-def check_launch(cfg: KeptConfig, task: str, world: DistributedContext) -> None:
+def check_trl_launch(cfg: KeptConfig, task: str, world: DistributedContext) -> None:
     """Raise UserError if this kind of start cannot do what the config wants."""
-    from accelerate import DistributedType
-
-    if world.accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise UserError(
-            f"{task} does not learn with DeepSpeed. Start it with configs/accelerate/ddp.yaml"
-        )
-    if not world.is_sharded:
-        return
-    if cfg.policy.load_in_4bit:
-        raise UserError(
-            "policy.load_in_4bit: weights in 4 bits are not sharded. Start it with "
-            "configs/accelerate/ddp.yaml, or set it to false"
-        )
-    if cfg.policy.lora.r and task == "role-play":
+    check_launch(cfg, task, world)
+    if world.is_sharded and cfg.policy.lora.r and task == "role-play":
         raise UserError(
             "policy.lora.r: role-play with sharded weights trains every weight. Start it with "
             "configs/accelerate/ddp.yaml, or set it to 0"

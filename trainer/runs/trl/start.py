@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from scorekit.errors import UserError
 from trainer.rl.config import LoraConfig
 from trainer.rl.devices import prepare_torch
 from trainer.rl.distributed import DistributedContext, FailedOnMain
@@ -22,11 +21,12 @@ from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import (
     Origin,
     check_origin,
-    checkpoint_to_resume,
+    common_checkpoint,
     prompt_origin,
     weight_origin,
 )
 from trainer.runs.config import DEFAULT_EVAL_SET, KeptConfig
+from trainer.runs.launch import started_processes
 from trainer.runs.learner import settle_matmul
 from trainer.runs.messages import Messages, messages, messages_of_main
 from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
@@ -34,9 +34,8 @@ from trainer.runs.trackers import check_trackers
 from trainer.runs.trl.arguments import one_device
 from trainer.runs.trl.processes import (
     changed_processes,
-    check_launch,
     check_sharding,
-    started_processes,
+    check_trl_launch,
 )
 
 C = TypeVar("C", bound=KeptConfig)
@@ -159,7 +158,7 @@ def start_trl_run(cfg: C, task: str, *, resume: bool) -> Iterator[TrlStart[C]]:
     )
     with messages() as run_messages, messages_of_main(world.is_main), world.monitored():
         try:
-            world.on_all(lambda: check_launch(cfg, task, world))
+            world.on_all(lambda: check_trl_launch(cfg, task, world))
             checkpoint = _checkpoint(cfg, world) if resume else None
             cfg = settle_matmul(cfg, checkpoint, world)
             if checkpoint is None:
@@ -172,17 +171,9 @@ def start_trl_run(cfg: C, task: str, *, resume: bool) -> Iterator[TrlStart[C]]:
 
 def _checkpoint(cfg: KeptConfig, world: DistributedContext) -> Path | None:
     """Return what the run is resumed from; None: nothing. Raises UserError."""
-    checkpoint = world.on_all(lambda: checkpoint_to_resume(cfg))
-    names = world.gather([None if checkpoint is None else checkpoint.name])
+    checkpoint = common_checkpoint(cfg, world)
 
     def check() -> None:
-        for rank, name in enumerate(names):
-            if name != names[0]:
-                raise UserError(
-                    f"misc.run_dir: process {rank} has {name or 'no checkpoint'} in "
-                    f"{cfg.misc.run_dir}, and process 0 {names[0] or 'none'}. Give all hosts one "
-                    "folder, or copy its checkpoints"
-                )
         if checkpoint is not None:
             check_sharding(cfg, read_state(checkpoint), world)
             changed_processes(cfg, read_state(checkpoint), world.size)

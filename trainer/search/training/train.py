@@ -75,7 +75,9 @@ def run_search(
     check_trainable(cfg, train)
     num_updates = cfg.rl.over(len(train)).num_updates
     workload = workload_of(cfg, train)
-    with start_run(cfg, read_reports, workload, resume=resume, num_updates=num_updates) as start:
+    with start_run(
+        cfg, read_reports, workload, resume=resume, num_updates=num_updates, shares_folder=True
+    ) as start:
         return start.finished or _open_loop(start, train, sets).run()
 
 

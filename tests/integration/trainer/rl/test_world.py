@@ -274,6 +274,34 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
         assert shared[key] == pytest.approx(alone[key], rel=1e-3, abs=2e-5), key
 
 
+@pytest.mark.slow
+def test_4_bits_learn_and_resume_in_two_processes(config_file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    out = tmp_path / "out"
+    settings = ["policy.lora.r=2", "policy.load_in_4bit=true", f"misc.run_dir={out}"]
+    with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
+        for updates, more in ((1, ()), (2, ("--resume",))):
+            words = [*settings, f"rl.num_updates={updates}"]
+            result = ranks(
+                *("trainer", "train", "--config", str(config_file), *more),
+                *(word for setting in words for word in ("--set", setting)),
+                processes=2,
+                METRICX_URL=m,
+                XCOMET_URL=x,
+            )
+            assert result.returncode == 0, result.stderr
+    first, second = (
+        load_file(out / f"checkpoints/step-{update:06d}/adapter_model.safetensors")
+        for update in (1, 2)
+    )
+    names = [name for name in first if "lora_B" in name]
+    assert names and all(bool(first[name].any()) for name in names)
+    assert any(not torch.equal(first[name], second[name]) for name in names)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in lines] == [1, 2]
+    assert all(line["grad_norm"] > 0 for line in lines)
+
+
 def endless(config_file: Path, out: Path, setting: str, **environment: str) -> Command:
     """Yield a run of two processes that has made an update and continues."""
     process = Command(

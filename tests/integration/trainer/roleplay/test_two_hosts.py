@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from testing.servers import wait_until
 from tests.kits.hosts import Host, hosts, missing_permission
+from tests.kits.trainer.two_hosts import stats, torchrun
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint, read_state
 from trainer.runs.run_log import read_jsonl
 
 pytestmark = pytest.mark.slow
 REASON = missing_permission()
-
-
-def train(
-    machines: list[Host], configs: list[Any], logs: Path, *more: str
-) -> list[subprocess.Popen[bytes]]:
-    """Start torchrun on each host as a user does: the first one's address is the rendezvous."""
-    processes = []
-    for number, (host, cfg) in enumerate(zip(machines, configs, strict=True)):
-        path = logs / f"{number}.yaml"
-        path.write_text(yaml.safe_dump(cfg.model_dump(mode="json")), encoding="utf-8")
-        command = (
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"),
-            *("--nproc_per_node", "1", "--node_rank", str(number)),
-            *("--master_addr", machines[0].address, "--master_port", "29500"),
-            *("-m", "trainer", "train", "--config", str(path), *more),
-        )
-        output = logs / f"{number}.txt"
-        processes.append(host.start(*command, output=output, GLOO_SOCKET_IFNAME="eth0"))
-    return processes
-
-
-def stats(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of the log without times."""
-    return [
-        {key: value for key, value in line.items() if not key.endswith("_s")}
-        for line in read_jsonl(run_dir / "log.jsonl")
-    ]
 
 
 class Hosts:
@@ -70,8 +42,8 @@ class Hosts:
 
     def finish(self, configs: list[Any], *more: str) -> tuple[list[int], str]:
         """Return the exit codes of a run, and what the first host printed."""
-        processes = train(self.learners, configs, self.folder, *more)
-        codes = [process.wait(300) for process in processes]
+        processes = torchrun(self.learners, configs, self.folder, *more)
+        codes = [process.wait(600) for process in processes]
         return codes, (self.folder / "0.txt").read_text()
 
 
@@ -107,7 +79,7 @@ def test_two_hosts_share_a_run_with_a_folder_or_none(three: Hosts, tmp_path: Pat
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_a_host_that_dies_is_named_and_the_run_resumes(three: Hosts, tmp_path: Path) -> None:
     changes = {"grpo__max_steps": 10_000, "misc__keep_checkpoints": 1}
-    processes = train(three.learners, [three.config("run", **changes)] * 2, tmp_path)
+    processes = torchrun(three.learners, [three.config("run", **changes)] * 2, tmp_path)
     log = tmp_path / "run/log.jsonl"
     wait_until(lambda: len(read_jsonl(log)) > 1, 240)
     three.learners[1].die()

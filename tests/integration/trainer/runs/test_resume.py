@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from scorekit.errors import UserError
+from tests.kits.forked import Command
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.trainer.toy_runs import (
+    ENVIRONMENT,
     UPDATES,
     check_equal,
     count,
@@ -239,3 +241,53 @@ def test_a_torn_checkpoint_is_passed_over(
     assert "step-000006 is skipped: model.safetensors has" in caplog.text
     assert "is resumed after update 5" in caplog.text
     check_equal(full_run, out)
+
+
+def in_own_folders(config: Path, folder: Path, *overrides: str) -> tuple[int | None, str]:
+    """Resume a run of two processes whose folders are 0 and 1 in `folder`; return the exit code of
+    the first process, and what both have written."""
+    settings = (f"misc.run_dir={folder}/{{rank}}", "misc.patience_s=60", *overrides)
+    flags = [word for setting in settings for word in ("--set", setting)]
+    module = "tests.kits.trainer.ranks.own_folders"
+    words = ("train", "--config", str(config), "--resume", *flags)
+    process = Command(module, *words, environment=ENVIRONMENT, ranks=2)
+    out, errors = process.communicate()
+    return process.returncode, out + errors
+
+
+def test_processes_with_other_checkpoints_do_not_resume(
+    config: Path, full_run: Path, tmp_path: Path
+) -> None:
+    """Check an older checkpoint, and none, in the second process; each run stays as it was."""
+    for rank in (0, 1):
+        shutil.copytree(full_run, tmp_path / str(rank))
+    shutil.rmtree(tmp_path / "1/checkpoints/step-000006")
+    for other in ("step-000005", "no checkpoint"):
+        code, text = in_own_folders(config, tmp_path, "rl.num_updates=7")
+        assert code == 2, text
+        line = f"error: misc.run_dir: process 1 has {other} in {tmp_path}/0, and process 0 "
+        assert text.count("error: ") == 1 and f"{line}step-000006" in text
+        assert read(tmp_path / "0/log.jsonl") == read(full_run / "log.jsonl")
+        shutil.rmtree(tmp_path / "1", ignore_errors=True)
+
+
+def test_a_process_needs_only_the_checkpoints_of_the_first_one(
+    config: Path, full_run: Path, tmp_path: Path
+) -> None:
+    """Check that the first process alone knows the log and what is evaluated."""
+    for rank in (0, 1):
+        shutil.copytree(full_run, tmp_path / str(rank))
+    for name in ("log.jsonl", "eval.jsonl"):
+        (tmp_path / "1" / name).unlink()
+    code, text = in_own_folders(config, tmp_path, "rl.num_updates=7")
+    assert code == 0, text
+    lines = read(tmp_path / "0/log.jsonl")
+    assert lines[:UPDATES] == read(full_run / "log.jsonl")
+    assert [row["update"] for row in lines] == list(range(1, UPDATES + 2))
+    assert [row["update"] for row in read(tmp_path / "0/eval.jsonl")] == [0, 2, 4, 6, 7]
+    assert not (tmp_path / "1/log.jsonl").exists()
+    shutil.rmtree(tmp_path / "1/checkpoints")
+    shutil.copytree(tmp_path / "0/checkpoints", tmp_path / "1/checkpoints")
+    code, text = in_own_folders(config, tmp_path, "rl.num_updates=7")
+    assert code == 0, text
+    assert "has its 7 updates" in text

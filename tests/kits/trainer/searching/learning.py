@@ -18,6 +18,7 @@ import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from scorekit.server.settings import Secrets
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
@@ -149,15 +150,20 @@ def standing_in() -> StandInRetriever:
 
 
 @contextmanager
-def running_services(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, Any]]:
+def running_services(
+    index: Any, generator: Any, judge: Any = None, secrets: Secrets | None = None
+) -> Iterator[dict[str, Any]]:
     """Start the services of a run; yield the config sections that name them.
 
-    index: a folder, or the app of a retriever;
+    index: a folder, or the app of a retriever.
     generator, judge: apps.
+    secrets: the keys of a retriever of a folder.
     """
     with ExitStack() as stack:
-        is_folder = isinstance(index, Path)
-        served = running_service(RetrieverBackend(index)) if is_folder else running_app(index)
+        if isinstance(index, Path):
+            served = running_service(RetrieverBackend(index), secrets)
+        else:
+            served = running_app(index)
         retriever = stack.enter_context(served)
         urls = [stack.enter_context(running_app(app)) for app in (generator, judge or judge_app())]
         wait_ready(urls[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,10 @@ def town(running: Town) -> Town:
     return running
 
 
-def train(town: Town, out: Path, *overrides: str, ranks: int) -> Any:
+def train(town: Town, out: Path, *overrides: str, ranks: int, more: Sequence[str] = ()) -> Any:
     settings = (f"misc.run_dir={out}", "misc.patience_s=60", *overrides)
     flags = [part for setting in settings for part in ("--set", setting)]
-    arguments = ("train", "--config", str(town.config), *flags)
+    arguments = ("train", "--config", str(town.config), *more, *flags)
     return forked.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=ranks)
 
 
@@ -106,6 +106,22 @@ def test_two_processes_play_the_questions_of_one_and_pay_once(town: Town, tmp_pa
     before = load_file(town.config.parent / "policy/model.safetensors")
     after = load_file(tmp_path / "checkpoints/step-000003/model.safetensors")
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_and_resume_in_4_bits(town: Town, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    settings = ("policy.lora.r=2", "policy.load_in_4bit=true", "misc.save_every_n_updates=1")
+    for updates, more in ((1, ()), (2, ("--resume",))):
+        result = train(town, tmp_path, *settings, f"rl.num_updates={updates}", more=more, ranks=2)
+        assert result.returncode == 0, result.stderr
+    first, second = (
+        load_file(tmp_path / f"checkpoints/step-{update:06d}/adapter_model.safetensors")
+        for update in (1, 2)
+    )
+    assert any("lora_B" in name and bool(weight.any()) for name, weight in first.items())
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+    assert [line["update"] for line in lines_of(tmp_path)] == [1, 2]
 
 
 @pytest.mark.parametrize("cause", ["money", "index"])

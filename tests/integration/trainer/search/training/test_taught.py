@@ -110,11 +110,14 @@ def test_a_policy_that_sees_learns_from_its_crops(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 4], ids=["every weight", "adapters"])
 @pytest.mark.parametrize("shared", [False, True], ids=["whole", "sharded"])
 @SEES
-def test_two_processes_learn_from_crops(policy: Taught, tmp_path: Path, shared: bool) -> None:
-    out = tmp_path / "run"
-    lines = sharded(policy, out) if shared else train(policy, out, ranks=2)
+def test_two_processes_learn_from_crops(
+    policy: Taught, tmp_path: Path, shared: bool, rank: int
+) -> None:
+    out, lora = tmp_path / "run", f"policy.lora.r={rank}"
+    lines = sharded(policy, out, lora) if shared else train(policy, out, lora, ranks=2)
     out = Path(f"{out}-0") if shared else out
     check_learned(policy, lines, out / "checkpoints/step-000003")
 

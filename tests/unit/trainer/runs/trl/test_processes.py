@@ -12,8 +12,8 @@ from trainer.roleplay.config import RoleplayConfig
 from trainer.runs.checkpoints.checkpoint import CheckpointState
 from trainer.runs.trl.processes import (
     changed_processes,
-    check_launch,
     check_sharding,
+    check_trl_launch,
     shares_text,
 )
 from trainer.sft.config import SftConfig
@@ -55,18 +55,18 @@ LORA = {"lora": {"r": 2}}
 )
 def test_what_trl_cannot_share_is_refused(task, policy, kind, message):
     with pytest.raises(UserError, match=message) as error:
-        check_launch(config(task, policy), task, world(kind))
+        check_trl_launch(config(task, policy), task, world(kind))
     assert "configs/accelerate/ddp.yaml" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["NO", "MULTI_CPU", "MULTI_GPU", "FSDP"])
 @pytest.mark.parametrize("task", TASKS)
 def test_all_else_is_shared(task, kind):
-    check_launch(config(task), task, world(kind))
+    check_trl_launch(config(task), task, world(kind))
     if kind != "FSDP" or task == "sft":
-        check_launch(config(task, LORA), task, world(kind))
+        check_trl_launch(config(task, LORA), task, world(kind))
     if kind != "FSDP":
-        check_launch(config(task, {"load_in_4bit": True} | LORA), task, world(kind))
+        check_trl_launch(config(task, {"load_in_4bit": True} | LORA), task, world(kind))
 
 
 @pytest.mark.parametrize(
