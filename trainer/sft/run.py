@@ -67,7 +67,8 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
         plan = TrlPlan(origin, TABLE, total, 1, num_rows, is_evaluated=bool(held_out.rows))
         reports = start.reports
         if start.checkpoint is not None and plan.is_done(start.done, reports):
-            log.warning("%s has its %d updates. Raise sft.max_steps", start.folder, total)
+            hint = "For more, start another run with policy.path of its checkpoint"
+            log.warning("%s has its %d updates. %s", start.folder, total, hint)
             return start.artifacts(reports)
         runlog = start.open_log()
         if runlog:
