@@ -174,7 +174,7 @@ def start_run(
 
 
 def check_shared(folder: Path, world: DistributedContext, patience_s: float) -> None:
-    """Raise UserError, on the main process, if another one does not see this folder of its.
+    """Raise UserError, on the main process, if another process does not see this folder.
 
     patience_s: how long a process looks for a file that the main one has just written there. The
     others wait for it.
