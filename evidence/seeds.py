@@ -128,7 +128,7 @@ def against(changes: Changes, control: Changes) -> SeedInterval | None:
 def seeds_table(arms: Mapping[str, Changes], control: str, *, digits: int = 3) -> str:
     """Return a table of arms by seeds as the unit.
 
-    arms: title -> changes;
+    arms: title -> changes.
     control: a title.
     """
     rows = []

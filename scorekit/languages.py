@@ -16,10 +16,10 @@ from langcodes.tag_parser import LanguageTagError
 
 
 class Language(NamedTuple):
-    """A language:
+    """A language.
 
-    madlad: MADLAD-400 id; iso639_3;
-    tag: BCP-47 with region;
+    madlad: MADLAD-400 id.
+    tag: BCP-47 with region.
     name: English name.
     """
 

@@ -77,7 +77,7 @@ class RedisProcess:
 def running_redis(*flags: str) -> Iterator[RedisProcess]:
     """Start an empty server without persistence; it ends with the block.
 
-    flags: of redis- server.
+    flags: of redis-server.
     """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:

@@ -209,7 +209,7 @@ app.command("template-check")(_clean_exit("result")(chat.template_check))
 app.command()(_clean_exit()(finetuning.sft))
 
 
-def _move(config: Path) -> Path:
+def _new_path(config: Path) -> Path:
     """Return the new path of a shipped config that is named by its path of version 0.1.
 
     Other paths are returned unchanged.
@@ -226,7 +226,7 @@ def _move(config: Path) -> Path:
 def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple[Commands, Any]:
     """Return the commands of the config's task, and the config."""
     limits = [] if limit is None else [f"data.train_limit={limit}", f"eval.eval_limit={limit}"]
-    path = _move(config)
+    path = _new_path(config)
     data = read_config(path, [*(overrides or []), *limits])
     commands = commands_of(data, path)
     return commands, check_config(commands.Config, data, path)

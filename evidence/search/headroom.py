@@ -263,8 +263,9 @@ def measure(folder: Path, limit: int | None) -> dict[str, Any]:
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """Return for each player the value of each question, or the mean of its samples; of the best
-    sample of each question, too.
+    """Return for each player the values of each question: the means of its samples.
+
+    The player "best" has those of the start's best sample. A value that is missing counts as 0.
     """
     players: dict[str, Any] = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -282,7 +283,11 @@ def summarise(folder: Path) -> dict[str, Any]:
         }
         if path.stem == "samples":
             players["best"] = {
-                question: {k: v for k, v in max(rows, key=_right).items() if k in keys}
+                question: {
+                    key: value if key == "type" else value or 0.0
+                    for key, value in max(rows, key=_right).items()
+                    if key in keys
+                }
                 for question, rows in episodes.items()
             }
     return players

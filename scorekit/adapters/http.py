@@ -106,5 +106,6 @@ def _failure(status: int, error: Exception, logged: set[str]) -> Response:
     line = f"HTTP {status}: {message}"
     if line not in logged and len(logged) < MAX_LOGGED:
         logged.add(line)
-        log.warning("a request was refused, %s", line)
+        end = "" if len(logged) < MAX_LOGGED else " (further ones are not logged)"
+        log.warning("a request was refused, %s%s", line, end)
     return _answer({"error": {"type": type(error).__name__, "message": message}}, status)

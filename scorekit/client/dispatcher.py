@@ -122,9 +122,9 @@ class RequestDispatcher:
     def answers(
         self, samples: list[Placed], call: Call, *, stream: bool = False
     ) -> AsyncIterator[Answered]:
-        """Yield (index, result) of each sample;
+        """Yield (index, result) of each sample.
 
-        stream: as they arrive. The caller holds a slot.
+        stream: yield them as they arrive. The caller holds a slot.
 
         Raises RequestError if the request was refused for good, ServiceUnreachable if no URL
         answered within the deadline.

@@ -155,8 +155,10 @@ def needs_languages(inputs: Mapping[str, str] | None) -> bool:
 
 
 def check_direction(key: str, config: ComponentConfig, described: Any) -> None:
-    """Raise UserError if the reward would rise where the service's score gets worse. No service
-    says whether a high value of a label is good."""
+    """Raise UserError if the reward would rise where the service's score gets worse.
+
+    No service says whether a high value of a label is good.
+    """
     factor = config.weight * config.scale
     if config.label is not None:
         return

@@ -103,7 +103,7 @@ class Tsv:
         while True:
             end = 0
             if text.startswith('"', start):
-                text, end = self._close(text, start)
+                text, end = self._read_quoted(text, start)
             if end:
                 cells.append(text[start + 1 : end - 1].replace('""', '"'))
                 self.quoted += 1
@@ -117,7 +117,7 @@ class Tsv:
                 return cells
             start = end + 1
 
-    def _close(self, text: str, start: int) -> tuple[str, int]:
+    def _read_quoted(self, text: str, start: int) -> tuple[str, int]:
         """Return the text with the lines of the quoted cell at `start`, and the cell's end offset.
 
         The offset is 0 if the cell is not quoted."""

@@ -182,8 +182,10 @@ class UpstreamBackend:
         self._loop = asyncio.new_event_loop()
 
     def load(self) -> RewardDescription:
-        """Start the event loop. The upstream does not have to run yet: the log says whether it
-        does."""
+        """Start the event loop.
+
+        The upstream does not have to run yet: the log says whether it does.
+        """
         threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._log_reachability(), self._loop)
         prompt = self._prompt
@@ -231,7 +233,7 @@ class UpstreamBackend:
         return None
 
     async def _log_reachability(self) -> None:
-        """Log whether the upstream answers, in seconds and whatever its answer is."""
+        """Log whether the upstream answers within seconds. Any answer counts."""
         url = self._server.url
         try:
             await self._first.ask("/health", read_timeout_s=_FIRST_ANSWER_S)

@@ -182,7 +182,7 @@ class PooledTaps(_Taps):
         self._sum: torch.Tensor | None = None
 
     def run(self, ids: torch.Tensor, mask: torch.Tensor, pad: int) -> torch.Tensor:
-        """Return embeddings [R, H] in float32 of ids, mask [R, L];
+        """Return embeddings [R, H] in float32 of ids, mask [R, L].
 
         pad: the padding's id.
         """

@@ -120,7 +120,7 @@ def _info(cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str)
     features = Features.from_arrow_schema(arrow_schema() if name == TRAIN else pair_schema())
     info = DatasetInfo(features=features)
     if "parquet" in cfg.export.formats:
-        loaded = _load(cfg, files, name)
+        loaded = _data_files(cfg, files, name)
         memory = sum(file["memory"] for file in loaded)
         split = SplitInfo("train", num_bytes=memory, num_examples=row_counts(files)[name])
         info.splits = SplitDict({"train": split})
@@ -128,7 +128,7 @@ def _info(cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str)
     return {"config_name": config, **info._to_yaml_dict()}
 
 
-def _load(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def _data_files(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     """Return the files that `load_dataset` reads: Parquet if there is any."""
     kind = ".parquet" if "parquet" in cfg.export.formats else ".jsonl"
     return [file for file in files if file["of"] == name and kind in file["name"]]
@@ -136,6 +136,6 @@ def _load(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> list[dict
 
 def _pattern(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> str:
     """Return one pattern that matches these files."""
-    matches = _load(cfg, files, name)
+    matches = _data_files(cfg, files, name)
     first: str = matches[0]["name"]
     return first if len(matches) == 1 else f"{name}-*.{first.partition('.')[2]}"

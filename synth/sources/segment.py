@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 class Blob(NamedTuple):
     """Consecutive segments as one text.
 
-    first: index of the first segment;
+    first: index of the first segment.
     segments: their number."""
 
     text: str

@@ -96,7 +96,7 @@ class FormatFilter(MapStage):
                 spreads["target_chars"].add(len(record["target_text"]))
                 spreads["target_tokens"].add(tokens)
                 score.add(record["best"]["score"])
-                judge[_judge(record["filters"].get("judge"))] += 1
+                judge[_outcome(record["filters"].get("judge"))] += 1
                 strata[stratum(record)] += 1
                 if record["filters"]["tried"]:
                     rescued[record["filters"]["tried"][0]["reason_code"]] += 1
@@ -128,7 +128,7 @@ class FormatFilter(MapStage):
         return first
 
 
-def _judge(verdict: dict[str, Any] | None) -> str:
+def _outcome(verdict: dict[str, Any] | None) -> str:
     """Return the judge's outcome for an accepted pair: pass, error or not asked."""
     if verdict is None:
         return "not asked"

@@ -186,7 +186,7 @@ class DistributedContext:
             self._meeting.set_phase(phase)
 
     def barrier(self) -> None:
-        """Wait until every process has reached this barrier. Raises Stalled."""
+        """Wait until every process has reached this barrier. Raises ProcessStalled."""
         if self._meeting is not None:
             self._meeting.wait()
 
@@ -248,8 +248,8 @@ class DistributedContext:
     def inference_model(self, model: nn.Module) -> nn.Module:
         """Return the model for passes without gradient.
 
-        A process makes only its own passes (if weights are sharded: `most`). DDP's own forward
-        would wait for the others, because it broadcasts the model's buffers.
+        A process makes only its own passes (if weights are sharded: `max_passes`). DDP's own
+        forward would wait for the others, because it broadcasts the model's buffers.
         """
         return model if self.is_sharded else unwrap_distributed(model)
 

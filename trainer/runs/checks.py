@@ -100,7 +100,7 @@ def check_memory(
 
 
 def check_output_paths(findings: Findings, cfg: Any) -> None:
-    """Check trackers and folder of a run;
+    """Check trackers and folder of a run.
 
     cfg: of any task.
     """

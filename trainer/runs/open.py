@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -174,7 +174,7 @@ def start_run(
 
 
 def check_shared(folder: Path, world: DistributedContext, patience_s: float) -> None:
-    """Raise UserError, on the main process, if another one does not see this folder of its.
+    """Raise UserError, on the main process, if another process does not see this folder.
 
     patience_s: how long a process looks for a file that the main one has just written there. The
     others wait for it.
@@ -201,8 +201,11 @@ def check_shared(folder: Path, world: DistributedContext, patience_s: float) -> 
 def _sees(folder: Path, name: str, patience_s: float) -> bool:
     """Return whether a file is in a folder, or comes soon: a network may show it later."""
     deadline = time.monotonic() + patience_s
-    while not (folder.is_dir() and name in os.listdir(folder)):
+    while True:
+        # Where it may not look, or a network fails, it does not see the file, either.
+        with suppress(OSError):
+            if name in os.listdir(folder):
+                return True
         if time.monotonic() > deadline:
             return False
         time.sleep(_LOOK_S)
-    return True

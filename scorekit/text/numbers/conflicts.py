@@ -438,7 +438,7 @@ class Bound(NamedTuple):
 
 
 def bound(text: str, number: Number, language: str) -> Bound | None:
-    """Return what the words beside a number of a `prepared` text say, or None without such."""
+    """Return what the words beside a number of a prepared text say, or None without such."""
     words = bound_words(language)
     before = words.before.search(text, max(0, number.start - _BEFORE), number.start)
     after = words.after.match(text, number.end, number.end + _AFTER)

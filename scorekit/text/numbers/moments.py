@@ -157,7 +157,7 @@ def _any_of(words: Iterable[str], capital: bool = False) -> str:
 
 
 def find_times(text: str, language: str) -> list[Moment]:
-    """Return the times of the day in a `prepared` text."""
+    """Return the times of the day in a prepared text."""
     table = moments_of(language)
     moments = []
     for match in table.time.finditer(text):
@@ -250,7 +250,7 @@ def _options(hour: int, minute: int, half: str | None) -> tuple[frozenset[int], 
 
 
 def find_dates(text: str, language: str) -> list[Moment]:
-    """Return the dates in a `prepared` text that have a day and a month."""
+    """Return the dates in a prepared text that have a day and a month."""
     table = moments_of(language)
     moments = []
     for match in table.date.finditer(text):
@@ -289,7 +289,7 @@ def _singular(word: str, table: Moments) -> str:
 
 
 def find_frequencies(text: str, language: str) -> list[Moment]:
-    """Return how often something happens a day or a week, in a `prepared` text."""
+    """Return how often something happens a day or a week, in a prepared text."""
     table = moments_of(language)
     moments = []
     for match in table.frequency.finditer(text):

@@ -87,7 +87,7 @@ def prepare(text: str) -> str:
 
 
 def numbers(text: str, table: Table) -> Iterator[Number]:
-    """Yield the numbers of a `prepare` text, in order."""
+    """Yield the numbers of a prepared text, in order."""
     run: list[Atom] = []
     for atom in _atoms(text, table):
         if run and not _goes_on(text, run, atom, table):

@@ -13,7 +13,7 @@ A file has these sections. Words are separated by spaces; `_` stands for a space
 - patterns: name -> pattern, or its alternatives. `{NAME}` stands for a part of `names`, or for the
   words of a section ({WORDS}, {SHORT}, {HINTS}, {MONTHS}). Case is ignored.
 
-The patterns are matched against `prepared` text:
+The patterns are matched against prepared text:
 
 - word, hint: they find number words and hints, whole, not within other words.
 - gap: text that may be between two atoms of one number.

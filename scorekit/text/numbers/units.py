@@ -232,9 +232,8 @@ def _half_digit(number: Fraction, by_fives: bool = True) -> Fraction:
 class Units(NamedTuple):
     """The units of a language.
 
-    after: finds the unit after a number;
-    before: a mark of money.
-
+    after: finds the unit after a number.
+    before: finds a mark of money before it.
     words: folded word -> (meanings, whether it has no other).
     """
 
@@ -294,7 +293,7 @@ def _any_of(words: Iterable[str]) -> str:
 def read_quantities(
     text: str, numbers: list[Number], values: list[tuple[Fraction, ...]], language: str
 ) -> list[NumberWithUnit]:
-    """Return the quantities of a `prepared` text, in order.
+    """Return the quantities of a prepared text, in order.
 
     values: the readings of each number.
     """
@@ -483,7 +482,7 @@ def _with_tenths(
 
 
 def without_number(text: str, language: str) -> Iterator[NumberWithUnit]:
-    """Yield the quantities that a `prepared` text says without a number: "a mile", 이틀."""
+    """Yield the quantities that a prepared text says without a number: "a mile", 이틀."""
     if language == "ko":
         for match in _DAYS.finditer(text):
             values = (Fraction(_KOREAN_DAYS[match.group()]),)

@@ -202,9 +202,8 @@ def _time(
 ) -> tuple[None, str]:
     """Return the work of an update whose completions all have their full length, in words."""
     grpo = cfg.grpo
-    samplings = grpo.gradient_accumulation_steps / (
-        grpo.steps_per_generation or grpo.gradient_accumulation_steps
-    )
+    passes = grpo.steps_per_generation or grpo.gradient_accumulation_steps
+    samplings = grpo.gradient_accumulation_steps / (passes * grpo.num_iterations)
     steps = math.ceil(samplings * grpo.max_completion_length)
     lengths = [len(ids) + grpo.max_completion_length for ids in prompt_ids(turns, tokenizer, cfg)]
     work = update_work(

@@ -285,7 +285,7 @@ def policy_at(policy: PolicyConfig, path: str) -> PolicyConfig:
 
 
 def config_text(cfg: BaseModel, policy: str | None) -> str:
-    """Return the config of an evaluation as YAML;
+    """Return the config of an evaluation as YAML.
 
     policy: its path as the user named it.
     """

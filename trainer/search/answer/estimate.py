@@ -17,8 +17,8 @@ from trainer.search.records import ImageView, Question, Trajectory, Turn
 class Estimate:
     """The estimated usage of `episodes` episodes.
 
-    sampled: number of episodes in the sample;
-    num_requested: those that need the generator;
+    sampled: number of episodes in the sample.
+    num_requested: those that need the generator.
     paid: those of them with paid calls, whose tokens the server counted. The others are estimated,
     from the paid ones if there are some.
     generator, judge: max usage of all episodes: without equal requests and without cached answers.

@@ -74,7 +74,7 @@ def chat_client(cfg: ChatModelConfig, name: str) -> LLMClient:
 class PaidText(BaseModel):
     """A model's reply.
 
-    text: None if it is not an answer, though it was paid for;
+    text: None if it is not an answer, though it was paid for.
     error: why.
     """
 
@@ -134,7 +134,7 @@ class CachedChat:
 
         depends_on: all that the answer depends on (JSON values).
         messages: builds the request if one is needed.
-        words: max tokens of its texts;
+        words: max tokens of its texts.
         num_images: number of its images.
         schema: JSON schema of the text; it is not checked here.
         Raises LLMError or TimeoutError without an answer in time, of which nothing is stored;

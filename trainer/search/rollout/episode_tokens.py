@@ -36,7 +36,7 @@ _PREFILL = re.compile(r"\s*<think>\s*(</think>\s*)?")
 class TurnTokenizer:
     """The ids of prompts and observations under one chat template.
 
-    reader: of a policy that sees images;
+    reader: of a policy that sees images.
     stops: ids that end a turn of the policy.
     prefill: the start of a think block in the generation prompt, or "".
     Raises UserError if turns cannot be joined under the template, because the text of a turn

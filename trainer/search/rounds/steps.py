@@ -62,10 +62,10 @@ class StepRecord:
     done: it is complete.
     note: why it has no output.
     stopped: the rule that ended a training early.
-    seconds: of all starts;
+    seconds: of all starts.
     starts: their number.
     calls, tokens: of paid servers.
-    paid_before: the usage in all files of answers without this step;
+    paid_before: the usage in all files of answers without this step.
     paid_after: the same after it ended; None: its end is unknown.
     """
 

@@ -191,7 +191,7 @@ class _Row:
     """The values of a row.
 
     bucket: of BUCKETS.
-    low: mean of the episodes that count for A;
+    low: mean of the episodes that count for A.
     last: mean of the last run (None: no value).
     played: the last run has episodes of it."""
 

@@ -18,7 +18,7 @@ Overrides = Annotated[
 class CurationOptions:
     """The options of the curation commands. A command has those that its step names.
 
-    run: required;
+    run: where runs are required.
     some_runs: the same option where runs are optional.
     further: options of the step alone.
     """

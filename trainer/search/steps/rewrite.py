@@ -230,7 +230,7 @@ class Rewrite(Step[RewriteConfig]):
         cfg, items = work.settings, []
         source = Distilled(work.options.further["distilled"], work.prior.record)
         for row in source.rows():
-            if _remove(row, source) is None:
+            if _drop_reason(row, source) is None:
                 calls = [
                     (thoughts_prompt(_question(row), group), group)
                     for group in _groups(_thoughts_to_rewrite(row), cfg.messages_per_call)
@@ -340,7 +340,7 @@ def _rewritten(
 
     answers: of its calls.
     """
-    if reason := _remove(row, distilled):
+    if reason := _drop_reason(row, distilled):
         return _RowOutcome(None, reason)
     originals = _thoughts_to_rewrite(row)
     fallback = row if cfg.broken == "original" else None
@@ -416,7 +416,7 @@ def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str
     return {entry["turn"]: entry["thought"] for entry in turns}
 
 
-def _remove(row: Mapping[str, Any], distilled: Distilled) -> str | None:
+def _drop_reason(row: Mapping[str, Any], distilled: Distilled) -> str | None:
     """Return why a row is dropped without a call (a decision, or a tag in a thought), or None."""
     if reason := distilled.record.no_example(row["question_id"], row["id"]):
         return reason

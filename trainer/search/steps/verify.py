@@ -209,7 +209,7 @@ class Opinion:
 class Verified:
     """The result of a row.
 
-    opinions: of the verifier;
+    opinions: of the verifier.
     answers: of the generator; None: invalid.
     compared: None without a verdict; then `reason` has the reason.
     opinion: the verifier's, if it is sure.

@@ -80,7 +80,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class SampledSource:
-    """A source with its different translations;
+    """A source with its different translations.
 
     greedy: the index of the greedy one, if asked.
     """

@@ -131,7 +131,7 @@ def check_start(cfg: BestOfNConfig, *, resume: bool) -> None:
     """Raise UserError if the run cannot start in its folder, or not be resumed there."""
     folder = Path(cfg.misc.run_dir)
     config = folder / "config.yaml"
-    recorded = _record(config)
+    recorded = _read_config(config)
     if resume:
         if recorded is None:
             raise UserError(f"--resume: {folder} has no run of best-of-n SFT")
@@ -152,7 +152,7 @@ def check_start(cfg: BestOfNConfig, *, resume: bool) -> None:
         )
 
 
-def _record(config: Path) -> dict[str, Any] | None:
+def _read_config(config: Path) -> dict[str, Any] | None:
     """Return the recorded config of a run; None if there is none of this task."""
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))

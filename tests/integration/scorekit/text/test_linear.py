@@ -41,7 +41,7 @@ from trainer.roleplay.reply import ParsedReply
 
 #: Functions that create patterns, with examples. `_compiled`: the operator's, from a setting.
 PATTERN_EXAMPLES = {
-    ("scorekit.text.pattern_rows", "compiled"): lambda: [
+    ("scorekit.text.pattern_rows", "compile_patterns"): lambda: [
         *meta_text.PATTERNS.values(),
         *(pattern for name in FILES.values() for pattern in read_table(name).patterns.values()),
         *(pattern for code in FILES for pattern in bound_words(code)),
