@@ -130,7 +130,7 @@ def is_done(plan: Plan, name: str, seed: int, start: str) -> bool:
     if not path.is_file():
         return False
     recorded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if recorded["start"] != start:
+    if recorded.get("start") != start:
         raise UserError(
             f"{path}: is of another start than {plan.start}. "
             f"Move {plan.results} away to run all arms from this one"

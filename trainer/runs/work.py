@@ -103,13 +103,21 @@ def row_operations(
     return forward + back + recomputed + (forward if has_reference else 0.0)
 
 
-def _layer_weights(model: nn.Module) -> int:
-    """Return the number of weights in the matrices of the layers, without adapters."""
-    return sum(
+def _layer_weights(model: nn.Module) -> float:
+    """Return how many weights of the layers' matrices a token meets, without adapters.
+
+    Of experts it meets `num_experts_per_tok`. transformers keeps those of a layer in one parameter.
+    """
+    dense = sum(
         part.weight.numel()
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and "lora_" not in name and not name.endswith("lm_head")
     )
+    fused = [p for name, p in model.named_parameters() if ".experts." in name and p.ndim == 3]
+    if not fused:
+        return dense
+    sizes: Any = model.config.get_text_config()
+    return dense + sum(p.numel() / len(p) for p in fused) * sizes.num_experts_per_tok
 
 
 def _rounded(value: float) -> str:

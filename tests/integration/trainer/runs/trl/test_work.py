@@ -8,7 +8,14 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from trl.trainer.utils import add_fused_lm_head
 
 from trainer.runs.work import row_operations, update_work
@@ -72,3 +79,16 @@ def test_work_grows_with_sequences_and_steps() -> None:
     assert eight.sampling_s == pytest.approx(220 * 4 * count / 3.35e12)
     assert "samples in 220 steps of" in eight.text() and "samples" not in single.text()
     assert "assumed, not measured" in single.text()
+
+
+def test_of_the_experts_of_a_layer_only_those_that_a_token_meets_are_counted() -> None:
+    sizes = {**SIZES, "num_hidden_layers": 1, "moe_intermediate_size": 64}
+
+    def operations(experts: int, of_token: int) -> float:
+        moe = Qwen3MoeConfig(**sizes, num_experts=experts, num_experts_per_tok=of_token)
+        with torch.device("meta"):
+            return row_operations(config(), Qwen3MoeForCausalLM(moe), LENGTH)
+
+    assert operations(16, 2) == operations(8, 2)
+    one_expert = 3 * 256 * 64  # gate, up and down
+    assert operations(8, 3) - operations(8, 2) == 3 * 2 * LENGTH * one_expert
