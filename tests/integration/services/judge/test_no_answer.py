@@ -29,6 +29,15 @@ def verdicts(url, *samples, timeout_s=30.0, **options):
     return httpx.post(f"{url}/v1/score", json=body, timeout=30)
 
 
+def leave_after_the_llm_was_asked(url, fake):
+    """Send a sample whose caller leaves. On a busy machine it may leave before the LLM is asked."""
+    for seconds in (0.2, 1.0, 5.0, 25.0):
+        assert verdicts(url, GOOD, timeout_s=seconds).status_code == 504
+        if fake.requests:
+            return
+    raise AssertionError("the LLM was not asked")
+
+
 def test_a_retry_after_of_an_hour_stops_the_judge_for_nobody():
     fake, settings = saying(PASS), {"max_concurrency": 2, "max_attempts": 3}
     with fake.running() as upstream, running_judge(upstream=upstream, **settings) as url:
@@ -55,7 +64,7 @@ def test_a_caller_who_has_left_is_asked_for_no_more(monkeypatch):
     settings = {"max_concurrency": 1, "max_attempts": 3}
     with fake.running() as upstream, running_judge(upstream=upstream, **settings) as url:
         fake.fail(429, headers={"retry-after": "15"})
-        assert verdicts(url, GOOD, timeout_s=0.2).status_code == 504
+        leave_after_the_llm_was_asked(url, fake)
         has_left[0] = True
         assert judge(url, GOOD | {"candidate": "집"})[0]["ok"]
         (first, second) = fake.requests
@@ -81,7 +90,7 @@ def test_a_verdict_is_not_asked_for_again_when_the_caller_has_left():
     fake = saying("no JSON")
     with fake.running() as upstream, running_judge(upstream=upstream, max_concurrency=1) as url:
         fake.hang = True
-        assert verdicts(url, GOOD, timeout_s=0.2).status_code == 504
+        leave_after_the_llm_was_asked(url, fake)
         fake.hang = False
         wait_until(lambda: fake.requests[0].status == 200)
         fake.respond = lambda body, seed: '{"pass": true, "reason_code": "ok", "notes": ""}'
