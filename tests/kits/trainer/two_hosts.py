@@ -186,3 +186,11 @@ class TwoHosts:
         self.learners[1].revive()
         assert code != 0
         return self.output(0).read_text()
+
+
+def run_on_one_host(trio: TwoHosts, run_dir: Path, updates: int) -> Path:
+    """Return the folder of a run whose two processes are on one host."""
+    codes, texts = trio.finish(trio.config(run_dir), hosts=(0, 0))
+    assert codes == [0, 0], texts
+    assert [line["update"] for line in stats(run_dir)] == list(range(1, updates + 1))
+    return run_dir

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kits.hosts import missing_permission
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
-from tests.kits.trainer.two_hosts import TwoHosts, check_same, stats, two_hosts
+from tests.kits.trainer.two_hosts import TwoHosts, check_same, run_on_one_host, stats, two_hosts
 
 REASON = missing_permission()
 pytestmark = [
@@ -40,11 +40,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 @pytest.fixture(scope="module")
 def on_one(trio: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a run whose two processes are on one host."""
-    run_dir = tmp_path_factory.mktemp("one") / "run"
-    codes, texts = trio.finish(trio.config(run_dir), hosts=(0, 0))
-    assert codes == [0, 0], texts
-    assert [line["update"] for line in stats(run_dir)] == list(range(1, UPDATES + 1))
-    return run_dir
+    return run_on_one_host(trio, tmp_path_factory.mktemp("one") / "run", UPDATES)
 
 
 def test_two_hosts_learn_as_one_with_a_folder_or_none(
