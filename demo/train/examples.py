@@ -43,8 +43,12 @@ class Example:
 class Labeller:
     """Turns texts into examples."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, untranslated: re.Pattern[str] = LATIN) -> None:
+        """Keep the texts of all tokens.
+
+        untranslated: matches letters of the source's script.
+        """
+        self.tokenizer, self.untranslated = tokenizer, untranslated
         self.token_texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.cache: dict[str, list[int]] = {}
 
@@ -79,7 +83,7 @@ class Labeller:
                 token_text = self.token_texts[mt[i]].strip("▁")
                 if mt[i] in in_ref or (token_text and token_text in reference_text):
                     tags[i] = 1  # right word in the wrong place, or with another ending
-                elif LATIN.search(token_text) and not token_text.startswith("<0x"):
+                elif self.untranslated.search(token_text) and not token_text.startswith("<0x"):
                     tags[i] = 3  # untranslated
                 else:
                     tags[i] = 2

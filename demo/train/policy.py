@@ -134,19 +134,20 @@ def load(folder: Path) -> Any:
     return model, AutoTokenizer.from_pretrained(folder)
 
 
-def report(model: Any, tokenizer: Any, label: str) -> None:
-    """Print greedy sentence chrF on the dev split."""
-    dev = read_jsonl(DATA / "dev.jsonl")
+def report(model: Any, tokenizer: Any, label: str, dev: list[dict]) -> None:
+    """Print greedy sentence chrF of the rows `dev`."""
     outputs = sample(model, tokenizer, [row["src_text"] for row in dev], 0.0)
     scores = [sentence_chrf(o, row["ref_text"]) for o, row in zip(outputs, dev, strict=True)]
     print(f"{label}: dev sentence chrF {sum(scores) / len(scores):.2f}", outputs[:4], flush=True)
     model.train()
 
 
-def train(args: argparse.Namespace) -> None:
-    """Train from scratch (`train`) or on damaged pairs (`noisy`), with supervision."""
+def train(args: argparse.Namespace, rows: list[dict], dev: list[dict]) -> None:
+    """Train from scratch (`train`) or on damaged pairs (`noisy`), with supervision.
+
+    rows: the pairs. dev: rows that are translated at the end.
+    """
     rng = random.Random(args.seed)
-    rows = [row for name in args.data for row in read_jsonl(DATA / f"{name}.jsonl")]
     if args.command == "train":
         model, tokenizer = new_model(), AutoTokenizer.from_pretrained(TOKENIZER)
     else:
@@ -171,7 +172,7 @@ def train(args: argparse.Namespace) -> None:
         args.out.name,
     )
     save(model, tokenizer, args.out / "final" if args.command == "train" else args.out)
-    report(model, tokenizer, f"{args.command} {args.out}")
+    report(model, tokenizer, f"{args.command} {args.out}", dev)
 
 
 def main() -> None:
@@ -189,7 +190,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     setup(args.seed)
-    train(args)
+    rows = [row for name in args.data for row in read_jsonl(DATA / f"{name}.jsonl")]
+    train(args, rows, read_jsonl(DATA / "dev.jsonl"))
 
 
 if __name__ == "__main__":

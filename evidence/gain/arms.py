@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.common import ROOT, WORK
+from evidence.gain.data import DIRECTIONS, Direction
 
-FOLDER = ROOT / "runs/gain"
 PPO_CONFIG = ROOT / "configs/translation/demo.yaml"
 SFT_CONFIG = ROOT / "configs/best_of_n/demo.yaml"
-RESULTS = ROOT / "bench/results/gain"
 TEMPERATURE = 0.8
 #: What every run changes in its config.
 COMMON = (
@@ -26,6 +25,16 @@ COMMON = (
     "reward.w_xcomet_span=0.1",
     "misc.dtype=bfloat16",
 )
+
+
+def folder_of(direction: Direction) -> Path:
+    """Return the folder of a direction's start and trainings."""
+    return ROOT / f"runs/gain{direction.suffix}"
+
+
+def results_of(direction: Direction) -> Path:
+    """Return the folder of a direction's results."""
+    return ROOT / f"bench/results/gain{direction.suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +106,15 @@ CORE = ("ppo",)
 class Plan:
     """Describes what is run, in order.
 
-    folder: of the trainings. results: of the JSON file of each run. start: folder with `policy`,
-    `metricx` and `xcomet`. sets: names of the sets that are measured.
+    direction: what is translated.
+    folder: of the trainings.
+    results: of the JSON file of each run.
+    start: folder with `policy`, `metricx` and `xcomet`.
+    sets: names of the sets that are measured.
     """
 
     runs: tuple[tuple[str, int], ...]
+    direction: Direction
     size: Size
     folder: Path
     results: Path
@@ -121,6 +134,7 @@ def make_plan(
     *,
     development: bool = False,
     size: Size | None = None,
+    direction: Direction = DIRECTIONS["en-ko"],
 ) -> Plan:
     """Return a plan that goes seed by seed, so that a stop leaves a table with whole rows.
 
@@ -131,17 +145,18 @@ def make_plan(
     start_runs = [(name, 0) for name in names if ARMS[name].kind == "none"]
     runs = [(name, seed) for seed in seeds for name in names if (name, 0) not in start_runs]
     runs = start_runs + sorted(runs, key=lambda run: run[0] not in CORE)
-    start = FOLDER / "start"
+    start = folder_of(direction) / "start"
     if quick:
-        folder = WORK / "gain"
+        folder = WORK / f"gain{direction.suffix}"
         runs = [run for run in runs if run[0] != ROUND]  # there is no curve of rounds
-        return Plan(tuple(runs), size or QUICK, folder, folder / "results", ROOT / "demo/models")
-    folder, results = FOLDER, RESULTS
+        models = ROOT / "demo/models"
+        return Plan(tuple(runs), direction, size or QUICK, folder, folder / "results", models)
+    folder, results = folder_of(direction), results_of(direction)
     sets: tuple[str, ...] = ("test", "tracked")
     if development:
-        folder = FOLDER / "development"
+        folder = folder_of(direction) / "development"
         results, sets = folder / "results", ("development",)
-    return Plan(tuple(runs), size or Size(), folder, results, start, sets)
+    return Plan(tuple(runs), direction, size or Size(), folder, results, start, sets)
 
 
 def overrides(name: str, seed: int, plan: Plan, policy: Path) -> list[str]:

@@ -15,12 +15,11 @@ from rich.markdown import Markdown
 
 from bench.common import markdown_table, write_between
 from evidence.gain.arms import ARMS, CORE, ROUND, SFT, SHUFFLED, START
+from evidence.gain.data import Direction
 from evidence.seeds import PAGES, Changes, SeedInterval, against, seed_interval, wrapped
 from scorekit.paired import mean_interval
 
 PAGE = PAGES / "translation.md"
-BEGIN = "<!-- written by `python -m evidence.gain --report` -->"
-END = "<!-- end of what is written on the gain -->"
 #: Gains in chrF for which the page says how many seeds and sources would show them.
 EFFECTS = (0.5, 1.0, 2.0)
 #: Errors of the power calculation: two-sided 5 %, and 80 % power.
@@ -397,6 +396,13 @@ def show(results: Mapping[str, Any]) -> None:
     Console(width=160).print(Markdown(tables(results)))
 
 
-def write_page(results: Mapping[str, Any]) -> None:
-    """Put the tables into docs/explanation/evidence/translation.md."""
-    write_between(BEGIN, END, tables(results), PAGE)
+def marks(direction: Direction) -> tuple[str, str]:
+    """Return the lines between which the page has a direction's tables."""
+    option = f" --direction {direction.name}" if direction.is_reversed else ""
+    begin = f"<!-- written by `python -m evidence.gain{option} --report` -->"
+    return begin, f"<!-- end of what is written on the gain{option} -->"
+
+
+def write_page(results: Mapping[str, Any], direction: Direction) -> None:
+    """Put the tables of a direction into docs/explanation/evidence/translation.md."""
+    write_between(*marks(direction), tables(results), PAGE)

@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 
 from bench.common import ROOT, machine, write_json
-from demo.train.data import DATA, read_jsonl, write_jsonl
 from evidence.gain.arms import ARMS, COMMON, PPO_CONFIG, ROUND, SFT_CONFIG, START, Plan, overrides
 from evidence.gain.data import write_sets
 from scorekit.digest import digest_files
@@ -54,17 +53,17 @@ def start_digest(start: Path) -> str:
 
 def prepare(plan: Plan) -> None:
     """Write the sets and the pairs."""
-    sets = plan.folder / "sets"
-    write_sets(sets, plan.size.prompts, plan.size.limit)
-    pairs = [row for name in ("sft", "pydocs") for row in read_jsonl(DATA / f"{name}.jsonl")]
-    write_jsonl(sets / "pairs.jsonl", pairs)
+    write_sets(plan.folder / "sets", plan.direction, plan.size.prompts, plan.size.limit)
     plan.results.mkdir(parents=True, exist_ok=True)
 
 
 def run_plan(plan: Plan) -> None:
     """Run all that is missing. Raises UserError if the start is not there, or a run fails."""
     if not (plan.start / "policy").is_dir():
-        raise UserError(f"{plan.start}: no start. Make it: python -m evidence.gain.start policy")
+        raise UserError(
+            f"{plan.start}: no start. Make it: python -m evidence.gain.start policy "
+            f"--direction {plan.direction.name}"
+        )
     prepare(plan)
     start = start_digest(plan.start)
     missing = [run for run in plan.runs if not is_done(plan, *run, start)]

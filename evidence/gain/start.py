@@ -2,6 +2,7 @@
 
     python -m evidence.gain.start policy
     python -m evidence.gain.start metrics
+    python -m evidence.gain.start policy --direction ko-en
 
 `policy` trains on demo/data/{sft,pydocs}.jsonl (demo/train/policy.py), then goes on in rounds until
 chrF of the development set stays where it is: a flat loss says nothing (docs/explanation/evidence).
@@ -26,16 +27,22 @@ import torch
 from bench.common import ROOT
 from demo.train import judge, metricx, policy, xcomet
 from demo.train.common import endless, fit, parameter_groups, setup
-from demo.train.data import DATA, read_jsonl, write_jsonl
+from demo.train.data import read_jsonl, write_jsonl
 from demo.train.examples import Example, Labeller
-from evidence.gain.data import TRACKED, split_held_out
+from evidence.gain.arms import folder_of
+from evidence.gain.data import (
+    DIRECTIONS,
+    TRACKED,
+    Direction,
+    metric_rows,
+    read_rows,
+    split_held_out,
+)
 from scorekit.command import run_command
 from scorekit.files import write_atomic
 from trainer.translation.evaluation.compare import reference_stats
 
-FOLDER = ROOT / "runs/gain/start"
 MODELS = ROOT / "demo/models"
-PAIR = "en-US>ko-KR"
 #: A round gains nothing if chrF ends less than this above the best so far.
 LEAST_GAIN = 0.3
 #: Rounds at most. The first one without a gain ends the training.
@@ -45,10 +52,9 @@ ROUNDS = 3
 RATE = 1e-3
 
 
-def development() -> list[dict[str, Any]]:
+def development(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the rows for development."""
-    held_out, dev = (read_jsonl(DATA / f"{name}.jsonl") for name in ("heldout", "dev"))
-    return split_held_out(held_out, dev, TRACKED)[1]
+    return split_held_out(rows["heldout"], rows["dev"], TRACKED)[1]
 
 
 def is_flat(values: Sequence[float], least_gain: float = LEAST_GAIN) -> bool:
@@ -56,11 +62,16 @@ def is_flat(values: Sequence[float], least_gain: float = LEAST_GAIN) -> bool:
     return len(values) > 1 and values[-1] < max(values[:-1]) + least_gain
 
 
-def quality(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return chrF and BLEU of greedy translations, and the loss of a reference's token."""
+def quality(
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], pair: str
+) -> dict[str, float]:
+    """Return chrF and BLEU of greedy translations, and the loss of a reference's token.
+
+    pair: the languages.
+    """
     sources, references = ([row[key] for row in rows] for key in ("src_text", "ref_text"))
     greedy = policy.sample(model, tokenizer, sources, 0.0)
-    stats = reference_stats([PAIR] * len(rows), greedy, references)
+    stats = reference_stats([pair] * len(rows), greedy, references)
     items = [policy.pair_ids(tokenizer, *pair) for pair in zip(sources, references, strict=True)]
     with torch.no_grad():
         loss = policy.lm_loss(model, items).item()
@@ -79,27 +90,27 @@ def copy_tokenizers() -> None:
             shutil.copytree(source, out, ignore=skipped)
 
 
-def make_policy(folder: Path, steps: int, round_steps: int, limit: int | None) -> dict[str, Any]:
+def make_policy(
+    folder: Path, direction: Direction, steps: int, round_steps: int, limit: int | None
+) -> dict[str, Any]:
     """Train the policy until chrF is flat; the best round is copied to folder/policy.
 
     steps, round_steps: of the first training and of a round.
     limit: rows to measure at most.
     """
-    training, measured = folder / "sft", development()[:limit]
-    names = ["sft", "pydocs"]
+    rows = read_rows(direction)
+    training, measured = folder / "sft", development(rows)[:limit]
+    pairs = [*rows["sft"], *rows["pydocs"]]
     if not (training / "final").is_dir():
-        policy.train(_policy_options(names, training, steps))
+        policy.train(_policy_options(training, steps), pairs, rows["dev"])
     curve: list[dict[str, Any]] = []
     stages = [("at25", 0), ("at50", 0), ("final", 0)]
     for name, extra in stages:
         model, tokenizer = policy.load(training / name)
-        curve.append({"stage": name, "extra": extra, **quality(model, tokenizer, measured)})
+        values = quality(model, tokenizer, measured, direction.pair)
+        curve.append({"stage": name, "extra": extra, **values})
         print(curve[-1], flush=True)
-    items = [
-        policy.pair_ids(tokenizer, row["src_text"], row["ref_text"])
-        for name in names
-        for row in read_jsonl(DATA / f"{name}.jsonl")
-    ]
+    items = [policy.pair_ids(tokenizer, row["src_text"], row["ref_text"]) for row in pairs]
     rng = random.Random(1)
     batches = endless([len(ids) for ids, _ in items], 900, rng)
     rounds = [curve[-1]]
@@ -112,9 +123,8 @@ def make_policy(folder: Path, steps: int, round_steps: int, limit: int | None) -
         fit(list(model.parameters()), loss, round_steps, RATE, None, f"round {number}")
         name = f"round{number}"
         policy.save(model, tokenizer, training / name)
-        rounds.append(
-            {"stage": name, "extra": number * round_steps, **quality(model, tokenizer, measured)}
-        )
+        values = quality(model, tokenizer, measured, direction.pair)
+        rounds.append({"stage": name, "extra": number * round_steps, **values})
         print(rounds[-1], flush=True)
         if is_flat([entry["chrf"] for entry in rounds]):
             break
@@ -129,19 +139,20 @@ def make_policy(folder: Path, steps: int, round_steps: int, limit: int | None) -
     return stats
 
 
-def _policy_options(names: list[str], out: Path, steps: int) -> argparse.Namespace:
+def _policy_options(out: Path, steps: int) -> argparse.Namespace:
     """Return the options of demo/train/policy.py."""
     return argparse.Namespace(
-        command="train", data=names, out=out, steps=steps, budget=900, lr=2e-3, seed=1,
+        command="train", out=out, steps=steps, budget=900, lr=2e-3, seed=1,
         copy=0.0, cut=0.0, start=None,
     )  # fmt: skip
 
 
-def make_candidates(folder: Path, limit: int | None) -> None:
+def make_candidates(folder: Path, direction: Direction, limit: int | None) -> None:
     """Sample what the metrics learn from: the start and a half-trained stage, on sources that are
     new to them; and the development set.
     """
-    rows = read_jsonl(DATA / "rl_prompts.jsonl")[:limit]
+    all_rows = read_rows(direction)
+    rows = metric_rows(direction, all_rows)[:limit]
     stages = [("policy", (0.0, 0.8, 0.8, 0.8)), ("sft/at50", (0.8,))]
     out: dict[tuple[str, str], dict[str, Any]] = {}
     for name, temperatures in stages:
@@ -152,7 +163,7 @@ def make_candidates(folder: Path, limit: int | None) -> None:
                 line = {"src": row["src_text"], "ref": row["ref_text"], "mt": text}
                 out[line["src"], line["mt"]] = line
     model, tokenizer = policy.load(folder / "policy")
-    measured = development()[:limit] * 4
+    measured = development(all_rows)[:limit] * 4
     texts = policy.sample(model, tokenizer, [r["src_text"] for r in measured], 0.8)
     folder = folder / "candidates"
     folder.mkdir(parents=True, exist_ok=True)
@@ -162,16 +173,16 @@ def make_candidates(folder: Path, limit: int | None) -> None:
     write_jsonl(folder / "dev.jsonl", lines)
 
 
-def examples_of(tokenizer: Any, folder: Path) -> list[Example]:
+def examples_of(tokenizer: Any, folder: Path, direction: Direction) -> list[Example]:
     """Return the labelled samples, and the true translation of every source."""
-    labeller = Labeller(tokenizer)
+    labeller = Labeller(tokenizer, direction.untranslated)
     lines = read_jsonl(folder / "samples.jsonl")
     out = [labeller.sample(line["src"], line["mt"], line["ref"]) for line in lines]
     truths = {line["src"]: line["ref"] for line in lines}
     return out + [labeller.sample(src, ref, ref) for src, ref in truths.items()]
 
 
-def train_metricx(folder: Path, steps: int) -> str:
+def train_metricx(folder: Path, direction: Direction, steps: int) -> str:
     """Train the demo's MetricX further; return its rank correlations."""
     from transformers import AutoTokenizer
 
@@ -185,7 +196,7 @@ def train_metricx(folder: Path, steps: int) -> str:
     candidates, rank = folder / "candidates", judge.dev_figures
     measure_dev = partial(rank, tokenizer=tokenizer, folder=candidates)
     before = measure_dev(lambda e: [-s for s in model.predict(e)])
-    examples = examples_of(tokenizer, candidates)
+    examples = examples_of(tokenizer, candidates, direction)
     batches = _batches(examples, extra=6)
     model.train()
     groups = parameter_groups(model, 6e-4)
@@ -194,7 +205,7 @@ def train_metricx(folder: Path, steps: int) -> str:
     return f"{before} -> {measure_dev(lambda e: [-s for s in model.predict(e)])}"
 
 
-def train_xcomet(folder: Path, steps: int) -> str:
+def train_xcomet(folder: Path, direction: Direction, steps: int) -> str:
     """Train the demo's xCOMET further; return its rank correlations."""
     from services.xcomet.tokenizer import read_tokenizer
 
@@ -208,7 +219,7 @@ def train_xcomet(folder: Path, steps: int) -> str:
     candidates = folder / "candidates"
     measure_dev = partial(judge.dev_figures, tokenizer=tokenizer, folder=candidates)
     before = measure_dev(lambda e: xcomet.predict(model, e))
-    examples = examples_of(tokenizer, candidates)
+    examples = examples_of(tokenizer, candidates, direction)
     batches = _batches(examples, extra=5)
     fix = torch.nn.Linear(256, 256)
     model.train()
@@ -229,15 +240,17 @@ def _batches(examples: list[Example], extra: int) -> Any:
         yield [examples[i] for i in indices]
 
 
-def make_metrics(folder: Path, steps: int, limit: int | None) -> dict[str, str]:
+def make_metrics(
+    folder: Path, direction: Direction, steps: int, limit: int | None
+) -> dict[str, str]:
     """Train both metrics; return their rank correlations with chrF, before and after."""
     if not (folder / "candidates/dev.jsonl").is_file():
-        make_candidates(folder, limit)
+        make_candidates(folder, direction, limit)
     path = folder / "metrics.json"
     stats: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
     for name, train in (("metricx", train_metricx), ("xcomet", train_xcomet)):
         if name not in stats:
-            stats[name] = train(folder, steps)
+            stats[name] = train(folder, direction, steps)
             print(name, stats[name], flush=True)
             write_atomic(path, json.dumps(stats, indent=1) + "\n")
     return stats
@@ -247,17 +260,21 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=["policy", "metrics"])
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--direction", choices=list(DIRECTIONS), default="en-ko")
+    parser.add_argument("--out", type=Path, help="folder of the start")
     parser.add_argument("--steps", type=int, help="of the first training, or of each metric")
     parser.add_argument("--round-steps", type=int, default=1200, help="of a round of the policy")
     parser.add_argument("--limit", type=int, help="rows to sample and to measure, at most")
     args = parser.parse_args()
     setup(1)
     copy_tokenizers()
+    direction = DIRECTIONS[args.direction]
+    out = args.out or folder_of(direction) / "start"
     if args.part == "policy":
-        stats: Any = make_policy(args.out, args.steps or 2700, args.round_steps, args.limit)
+        steps = args.steps or 2700
+        stats: Any = make_policy(out, direction, steps, args.round_steps, args.limit)
     else:
-        stats = make_metrics(args.out, args.steps or 600, args.limit)
+        stats = make_metrics(out, direction, args.steps or 600, args.limit)
     print(json.dumps(stats, indent=1))
 
 

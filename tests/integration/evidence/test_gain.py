@@ -10,6 +10,7 @@ import pytest
 from bench.common import ROOT
 from demo.train.common import setup
 from evidence.gain.arms import ARMS, QUICK, ROUND, START, make_plan
+from evidence.gain.data import DIRECTIONS
 from evidence.gain.report import read_results, tables
 from evidence.gain.runs import result_path, run_plan
 from evidence.gain.start import copy_tokenizers, is_flat, make_metrics, make_policy
@@ -24,14 +25,14 @@ def test_sft_goes_on_as_long_as_chrf_rises():
 def test_start_and_metrics_are_made_and_a_second_call_makes_no_metric_again(tmp_path):
     setup(1)
     copy_tokenizers()
-    stats = make_policy(tmp_path, steps=4, round_steps=2, limit=4)
+    stats = make_policy(tmp_path, DIRECTIONS["ko-en"], steps=4, round_steps=2, limit=4)
     assert [line["stage"] for line in stats["curve"]][:4] == ["at25", "at50", "final", "round1"]
     assert (tmp_path / "policy/config.json").is_file()
-    metrics = make_metrics(tmp_path, steps=2, limit=4)
+    metrics = make_metrics(tmp_path, DIRECTIONS["ko-en"], steps=2, limit=4)
     assert set(metrics) == {"metricx", "xcomet"}
     assert (tmp_path / "metricx/model.safetensors").is_file()
     before = (tmp_path / "xcomet/checkpoints/model.ckpt").stat().st_mtime_ns
-    make_metrics(tmp_path, steps=2, limit=4)
+    make_metrics(tmp_path, DIRECTIONS["ko-en"], steps=2, limit=4)
     assert (tmp_path / "xcomet/checkpoints/model.ckpt").stat().st_mtime_ns == before
 
 

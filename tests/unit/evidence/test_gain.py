@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from bench.common import RESULTS
 from demo.train.data import DATA, NearDuplicates, read_jsonl
 from evidence.gain.arms import (
     ARMS,
@@ -18,16 +18,27 @@ from evidence.gain.arms import (
     Size,
     make_plan,
     overrides,
+    results_of,
 )
-from evidence.gain.data import MEASURED, PROMPTS, key_of, new_sources, split_held_out, write_sets
+from evidence.gain.data import (
+    DIRECTIONS,
+    MEASURED,
+    PROMPTS,
+    SETS,
+    key_of,
+    metric_rows,
+    new_sources,
+    read_rows,
+    split_held_out,
+    write_sets,
+)
 from evidence.gain.measure import stats_of
 from evidence.gain.report import (
-    BEGIN,
-    END,
     PAGE,
     balanced,
     changes_of,
     greedy_chrf,
+    marks,
     needed,
     parted,
     read_results,
@@ -112,14 +123,48 @@ def test_no_row_for_development_is_trained_on():
     assert [row["id"] for row in development] == [2, 3, 4, 9]
 
 
-def test_the_training_rows_hold_the_tracked_sources_without_references(tmp_path):
-    sizes = write_sets(tmp_path, 30, 10)
+@pytest.mark.parametrize("direction", DIRECTIONS.values(), ids=list(DIRECTIONS))
+def test_the_training_rows_hold_the_tracked_sources_without_references(tmp_path, direction):
+    sizes = write_sets(tmp_path, direction, 30, 10)
     rows = {name: read_jsonl(tmp_path / f"{name}.jsonl") for name in sizes}
+    assert sizes.pop("pairs") > 11_000
     assert sizes == {"train": 30, "tracked": 10, "development": 10, "test": 10}
     sources = {name: {row["src_text"] for row in lines} for name, lines in rows.items()}
     assert sources["tracked"] <= sources["train"]
     assert not sources["train"] & (sources["development"] | sources["test"])
     assert not any("ref_text" in row for row in rows["train"])
+
+
+def test_a_reversed_row_has_the_reference_as_its_source():
+    row, reversed_row = (read_rows(DIRECTIONS[name])["final_test"][0] for name in DIRECTIONS)
+    assert (reversed_row["src_text"], reversed_row["ref_text"]) == (
+        row["ref_text"],
+        row["src_text"],
+    )
+    languages = (
+        reversed_row["src_lang"],
+        reversed_row["tgt_lang"],
+        reversed_row["src_lang_code"],
+        reversed_row["tgt_lang_code"],
+    )
+    assert languages == ("Korean", "English", "ko-KR", "en-US")
+    assert (
+        f"{reversed_row['src_lang_code']}>{reversed_row['tgt_lang_code']}"
+        == DIRECTIONS["ko-en"].pair
+    )
+
+
+def test_no_reversed_source_resembles_one_of_an_earlier_set(tmp_path):
+    rows, index = read_rows(DIRECTIONS["ko-en"]), NearDuplicates()
+    for name in SETS:
+        sources = [row["src_text"] for row in rows[name]]
+        assert not [source for source in sources if index.resembles(source)]
+        for source in sources:
+            index.add(source)
+    write_sets(tmp_path, DIRECTIONS["ko-en"], 500)
+    prompts = {row["src_text"] for row in read_jsonl(tmp_path / "train.jsonl")}
+    metric_sources = {row["src_text"] for row in metric_rows(DIRECTIONS["ko-en"], rows)}
+    assert len(prompts) > 490 and not prompts & metric_sources
 
 
 # -- arms ---------------------------------------------------------------------------------------
@@ -182,17 +227,20 @@ def test_what_is_tried_keeps_away_from_the_test_set():
     assert make_plan(development=True).sets == ("development",)
     assert make_plan(development=True).results != make_plan().results
     assert make_plan(quick=True).folder != make_plan().folder
+    forward, backward = (make_plan(direction=direction) for direction in DIRECTIONS.values())
+    assert forward.folder != backward.folder and forward.results != backward.results
+    assert forward.start != backward.start
 
 
 def test_a_run_counts_as_done_with_its_own_settings_and_start_only(tmp_path):
     plan = make_plan(quick=True, seeds=[1])
-    plan = type(plan)(plan.runs, plan.size, tmp_path, tmp_path / "results", plan.start)
+    plan = replace(plan, folder=tmp_path, results=tmp_path / "results")
     assert not is_done(plan, "ppo", 1, "a start")
     plan.results.mkdir()
     recorded = {"settings": relative(settings_of(plan, "ppo", 1)), "start": "a start"}
     result_path(plan, "ppo", 1).write_text(json.dumps(recorded), encoding="utf-8")
     assert is_done(plan, "ppo", 1, "a start")
-    larger = type(plan)(plan.runs, Size(updates=9), tmp_path, tmp_path / "results", plan.start)
+    larger = replace(plan, size=Size(updates=9))
     assert not is_done(larger, "ppo", 1, "a start")
     with pytest.raises(UserError, match=r"ppo-1\.json: is of another start than .*demo/models"):
         is_done(plan, "ppo", 1, "another start")
@@ -210,7 +258,7 @@ def test_the_digest_of_a_start_follows_its_weights(tmp_path):
 
 
 def test_all_runs_of_the_page_have_one_start():
-    starts = [run["start"] for run in read_results(RESULTS / "gain")["runs"]]
+    starts = [run["start"] for run in read_results(results_of(DIRECTIONS["en-ko"]))["runs"]]
     assert len(starts) > 3 and len(set(starts)) == 1
 
 
@@ -312,10 +360,12 @@ def test_two_seeds_claim_nothing():
     assert text == ["No arm has 3 seeds yet: nothing is shown."]
 
 
-def test_the_page_has_the_tables_of_the_results():
-    folder = RESULTS / "gain"
-    if not folder.is_dir():
-        pytest.skip("no results yet")
+@pytest.mark.parametrize("direction", DIRECTIONS.values(), ids=list(DIRECTIONS))
+def test_the_page_has_the_tables_of_the_results(direction):
+    folder, (begin, end) = results_of(direction), marks(direction)
     text = PAGE.read_text(encoding="utf-8")
-    written = text.partition(BEGIN)[2].partition(END)[0].strip()
+    if not folder.is_dir():
+        assert begin not in text
+        return
+    written = text.partition(begin)[2].partition(end)[0].strip()
     assert written == tables(read_results(folder)).strip()
