@@ -98,6 +98,7 @@ class RewardModelBackend(CheckpointBackend):
         self._inputs = InputMaker(tokenizer, length, self._template)
         self._rows = self._model.get_input_embeddings().num_embeddings
         self._pad = _text_config(self._model).pad_token_id
+        _text_config(self._model).use_cache = False  # keys and values of a text that does not go on
         batch_tokens = self._batch_tokens()
         self._pack(self._model)
         name, prompt = self._choose_prompt()

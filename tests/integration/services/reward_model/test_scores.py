@@ -273,6 +273,16 @@ def test_a_network_whose_scores_depend_on_the_padding_is_refused(tmp_path, monke
         load(folder)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen", "gemma"])
+def test_a_decoder_keeps_no_keys_and_values(tmp_path, family):
+    """Nothing follows a sample, and on a GPU they would take as much memory as its activations."""
+    backend = load(make_reward_model(tmp_path, family))
+    outputs: list[Any] = []
+    backend._model.base_model.register_forward_hook(lambda *parts: outputs.append(parts[-1]))
+    scores(backend, CHATS)
+    assert outputs and all(output.past_key_values is None for output in outputs)
+
+
 def test_a_small_network_gets_larger_batches_on_a_cpu(tmp_path, monkeypatch):
     folder = str(make_reward_model(tmp_path, "llama"))
     description = RewardModelBackend(folder, device="cpu", matmul="torch").load()
