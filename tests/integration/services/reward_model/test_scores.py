@@ -255,10 +255,21 @@ def test_a_model_or_setting_that_cannot_work_is_one_line(tmp_path, spoil, settin
     assert words in str(error_info.value) and "\n" not in str(error_info.value)
 
 
-def test_several_labels_without_weights_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, r"2 labels \(bad, good\): say what each counts"),
+        ({"weights": "best=1"}, "no label 'best'"),
+        ({"weights": "good=1", "prompt": "messages"}, "the model has no chat template"),
+    ],
+)
+def test_labels_and_prompts_that_do_not_fit_are_refused_before_weights_are_loaded(
+    tmp_path, monkeypatch, settings, words
+):
     folder = make_reward_model(tmp_path, "deberta", labels=("bad", "good"))
-    with pytest.raises(UserError, match=r"2 labels \(bad, good\): say what each counts"):
-        load(folder)
+    monkeypatch.setattr(RewardModelBackend, "_network", lambda self, folder: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=words):
+        load(folder, **settings)
 
 
 def test_a_network_whose_scores_depend_on_the_padding_is_refused(tmp_path, monkeypatch):

@@ -320,3 +320,10 @@ def test_the_settings_name_the_server_and_no_password(monkeypatch):
     assert dict(description.weights) == {"a": 1.0, "b": 0.0} and description.prompt == "messages"
     with pytest.raises(UserError, match="REWARD_MODEL_UPSTREAM"):
         make_backend(RewardModelSettings(upstream="http://me:word@127.0.0.1:9", model="rm"))
+
+
+@pytest.mark.parametrize("name", ["chat_template", "revision"])
+def test_what_only_the_upstream_can_do_is_refused(name):
+    settings = RewardModelSettings(upstream="http://127.0.0.1:9", model="rm", **{name: "a"})
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')}: with --upstream it is the"):
+        make_backend(settings)
