@@ -29,7 +29,7 @@ LLM_ERROR_TYPES = {
     "timeout": "the upstream server did not answer in time",
     # HTTP 429
     "overloaded": "the upstream server has too many requests",
-    # HTTP 408, 409 or another 5xx, or an answer that the server itself broke off
+    # HTTP 408, 409, 424 or another 5xx, or an answer that the server itself broke off
     "server_error": "the upstream server failed",
     # no chat completion, or a text that is not the JSON asked for
     "malformed": "the upstream server's answer is not a valid one",
@@ -56,7 +56,8 @@ CAUSES = {
     "no_text": "the answer has no text",
 }
 _AWAY = frozenset({502, 503, 504})
-_RETRY_4XX = frozenset({408, 409})
+#: 424 is a failure of the model behind the server: TEI, TGI, Bedrock.
+_RETRY_4XX = frozenset({408, 409, 424})
 _NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is not set")
 _TEMPLATE_REFUSES = ("system role not supported", "roles must alternate")
 _TOO_MANY_TOKENS = "cannot be greater than max_model_len"

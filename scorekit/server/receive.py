@@ -306,10 +306,9 @@ def _describe_sender_names(error: ErrorDetails, request_type: type[BaseModel]) -
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field's value or of its list items; None for a plain value."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _item_errors(

@@ -15,6 +15,7 @@ from scorekit.command import clean_exit, clean_imports
 
 with clean_imports():  # a package that is not installed is named in one line
     from scorekit.config import refuse_password
+    from scorekit.errors import UserError
     from scorekit.server.run import main
     from services.reward_model.model import RewardModelBackend, parse_weights
     from services.reward_model.prompts import find_prompt
@@ -29,6 +30,11 @@ def make_backend(settings: RewardModelSettings) -> RewardModelBackend | Upstream
     if settings.upstream != os.environ.get("REWARD_MODEL_UPSTREAM"):
         instead = "put the address into the environment variable REWARD_MODEL_UPSTREAM"
         refuse_password(settings.upstream, "--upstream", instead)
+    for name, value in (("chat-template", settings.chat_template), ("revision", settings.revision)):
+        if value is not None:
+            raise UserError(
+                f"--{name}: with --upstream it is the other server's: start that one with it"
+            )
     prompt = settings.prompt or default_prompt(settings.upstream_api)
     weights = {"reward": 1.0} if settings.weights is None else parse_weights(settings.weights)
     return UpstreamBackend(

@@ -90,18 +90,19 @@ class RewardModelBackend(CheckpointBackend):
         device = self._prepare_device()
         folder = fetch_model(self._model_name, self._revision, REWARD_FILES, "--model").absolute()
         check_folder(folder)
-        self._model = self._network(folder)
-        self._labels = _labels(self._model.config, folder)
+        self._labels = _labels(_config(folder), folder)  # mistakes, before minutes of loading
         self._weights = resolve_weights(self._named_weights, self._labels, self._model_name)
         tokenizer = _tokenizer(folder)
-        length = self._length(folder, tokenizer)
-        self._inputs = InputMaker(tokenizer, length, self._template)
-        self._rows = self._model.get_input_embeddings().num_embeddings
-        self._pad = _text_config(self._model).pad_token_id
-        batch_tokens = self._batch_tokens()
-        self._pack(self._model)
+        self._inputs = InputMaker(tokenizer, MAX_INPUT_LENGTH, self._template)
         name, prompt = self._choose_prompt()
         self._prompt = prompt
+        self._model = self._network(folder)
+        length = self._inputs.max_length = self._length(tokenizer)
+        self._rows = self._model.get_input_embeddings().num_embeddings
+        self._pad = _text_config(self._model).pad_token_id
+        _text_config(self._model).use_cache = False  # keys and values of a text that does not go on
+        batch_tokens = self._batch_tokens()
+        self._pack(self._model)
         if self._dtype_name == "float32":
             self._check_padding(folder)
         return RewardDescription(
@@ -227,7 +228,7 @@ class RewardModelBackend(CheckpointBackend):
             )
         return model.to(self._device).train(False).requires_grad_(False)
 
-    def _length(self, folder: Path, tokenizer: Any) -> int:
+    def _length(self, tokenizer: Any) -> int:
         """Return the limit in tokens. Raises UserError for one above the model's."""
         limits = [tokenizer.model_max_length, token_positions(self._model.base_model)]
         model_limit = min((limit for limit in limits if limit and limit < _NO_LIMIT), default=None)
@@ -345,6 +346,16 @@ def _read_template(path: Path) -> str:
         raise UserError(f"--chat-template {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"--chat-template {path}: not UTF-8 text") from None
+
+
+def _config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # a field of the wrong type, an unknown architecture
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"--model {folder}: cannot be loaded: {reason}") from None
 
 
 def _labels(config: Any, folder: Path) -> list[str]:

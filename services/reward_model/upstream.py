@@ -21,8 +21,8 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.errors import SampleError, UserError
-from scorekit.llm.errors import CAUSES, LLMError, explain, sample_error
-from scorekit.llm.http import ChatServer
+from scorekit.llm.errors import CAUSES, LLMError, error_in, explain, message_of, sample_error
+from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.limits import RetryPolicy
 from scorekit.net.loops import gather_or_cancel
 from scorekit.net.retry import Deadline
@@ -48,6 +48,11 @@ _MAX_LENGTH = 131_072
 _MALFORMED = "the answer has no outputs of a classifier"
 _OTHER_MODEL = "it runs another model"
 _OTHER_LABELS = "its labels are not those of --weights, in their order"
+_NO_CLASSIFIER = "its model is no classifier"
+_NOT_FINITE = "the upstream's output is not finite"
+#: Words of a server that has such an output, in small letters: of TEI, and of vLLM, which cannot
+#: write it as JSON.
+_WORDS_OF_NOT_FINITE = ("score is nan", "out of range float values are not json compliant")
 
 
 class UpstreamProbe(RewardSample):
@@ -55,7 +60,7 @@ class UpstreamProbe(RewardSample):
 
 
 class _OtherModel(UserError):
-    """The upstream's answer is of another model, or has other labels: the operator's to mend."""
+    """The upstream has another model or other labels, or no such route: the operator's to mend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +100,27 @@ def _predict(form: Form, model: str) -> dict[str, Any]:
     return {"inputs": inputs, "raw_scores": True, "truncate": False}
 
 
+def _number(value: Any) -> float:
+    """Return an output. JSON has no NaN: a server writes null, or no answer."""
+    return math.nan if value is None else float(value)
+
+
 def _read_classified(answer: Any, labels: Sequence[str]) -> list[float]:
     (row,) = answer["data"]
-    outputs = [float(value) for value in row["probs"]]
+    outputs = [_number(value) for value in row["probs"]]
     if len(outputs) != len(labels):
         raise _OtherModel(_OTHER_LABELS)
     best = max(range(len(outputs)), key=outputs.__getitem__)
+    is_named = len(labels) > 1 and all(map(math.isfinite, outputs))
     # vLLM names the label of the largest output: it tells another order.
-    if len(labels) > 1 and row.get("label") not in (None, labels[best]):
+    if is_named and row.get("label") not in (None, labels[best]):
         raise _OtherModel(_OTHER_LABELS)
     return outputs
 
 
 def _read_pooled(answer: Any, labels: Sequence[str]) -> list[float]:
     (row,) = answer["data"]
-    outputs = [float(value) for value in row["data"]]
+    outputs = [_number(value) for value in row["data"]]
     if len(outputs) != len(labels):
         raise _OtherModel(_OTHER_LABELS)
     return outputs
@@ -119,12 +130,12 @@ def _read_scored(answer: Any, labels: Sequence[str]) -> list[float]:
     (row,) = answer["data"]
     if len(labels) != 1:
         raise _OtherModel(_OTHER_LABELS)
-    return [float(row["score"])]
+    return [_number(row["score"])]
 
 
 def _read_predicted(answer: Any, labels: Sequence[str]) -> list[float]:
     rows = answer[0] if isinstance(answer[0], list) else answer
-    by_label = {row["label"]: float(row["score"]) for row in rows}  # the largest is the first
+    by_label = {row["label"]: _number(row["score"]) for row in rows}  # the largest is the first
     if len(labels) == len(by_label) == 1:  # a model with one output has no names
         return list(by_label.values())
     if by_label.keys() != set(labels):
@@ -171,6 +182,7 @@ class UpstreamBackend:
     ) -> None:
         self.endpoint = RewardEndpoint(RewardRerankEndpoint())
         self.workers = max_concurrency
+        url = url.rstrip("/").removesuffix("/v1")  # no route of these begins with it
         self._server = ChatServer(url, key, connect_timeout_s)
         self._first = ChatServer(url, key, connect_timeout_s)  # is closed after its one request
         self._model, self._weights = model, dict(weights)
@@ -272,7 +284,7 @@ class UpstreamBackend:
         name = f"reward-{hashlib.blake2b(body, digest_size=8).hexdigest()}"
         try:
             outputs, tokens = await self._ask(body, name, encoded)
-        except (LLMError, UserError) as error:
+        except (LLMError, UserError, SampleError) as error:
             left = isinstance(error, LLMError) and error.cause == "left"
             (log.info if left else log.warning)(
                 "upstream_failed",
@@ -324,15 +336,7 @@ class UpstreamBackend:
             request_id=name,
         )
         if not reply.is_ok:
-            raise explain(
-                reply.status,
-                reply.headers,
-                reply.body,
-                url=self._server.url,
-                model=self._model,
-                authorization=self._server.authorization,
-                request_id=name,
-            )
+            raise self._refusal(reply, name)
         try:
             answer = json.loads(reply.body)
             outputs = self._route.read(answer, list(self._weights))
@@ -346,9 +350,33 @@ class UpstreamBackend:
         tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         return outputs, tokens if type(tokens) is int and tokens >= 0 else None
 
+    def _refusal(self, reply: Reply, name: str) -> LLMError | UserError | SampleError:
+        """Return the error of an answer that is not 2xx."""
+        words = message_of(error_in(reply.body)).lower()
+        if any(part in words for part in _WORDS_OF_NOT_FINITE):
+            return SampleError("non_finite", _NOT_FINITE)
+        if reply.status == 424 and "not a classifier" in words:  # TEI: the status of what may pass
+            return _OtherModel(_NO_CLASSIFIER)
+        if reply.status == 501 or (reply.status == 404 and "model" not in words):
+            route = f"it has no {self._route.path} for its model (HTTP {reply.status})"
+            return _OtherModel(f"{route}: --upstream-api has to fit the server")
+        return explain(
+            reply.status,
+            reply.headers,
+            reply.body,
+            url=self._server.url,
+            model=self._model,
+            authorization=self._server.authorization,
+            request_id=name,
+        )
 
-def _sample_error(error: LLMError | UserError, model: str, request_id: str) -> SampleError:
+
+def _sample_error(
+    error: LLMError | UserError | SampleError, model: str, request_id: str
+) -> SampleError:
     """Return the error that a caller may see."""
+    if isinstance(error, SampleError):
+        return error
     if isinstance(error, _OtherModel):
         message = f"the upstream server: {error} (the service's log: {request_id})"
         return SampleError("upstream", message, retryable=False)

@@ -32,8 +32,7 @@ SETTINGS = {
     "retriever": RetrieverSettings,
     "reward-model": RewardModelSettings,
 }
-#: Applied separately, each by a folder that uses the first one's claim, cache, keys and rules.
-BY_CHOICE = ("retriever", "reward-model")
+#: The first one's claim, cache, keys and rules are used by the others, each applied by choice.
 FOLDERS = (FOLDER, FOLDER / "search", FOLDER / "reward")
 KUSTOMIZATIONS = [yaml.safe_load((folder / "kustomization.yaml").read_text()) for folder in FOLDERS]
 KUSTOMIZATION = KUSTOMIZATIONS[0]
@@ -96,8 +95,9 @@ def test_every_manifest_is_valid(version):
 def test_the_ray_applications_are_valid():
     schema = pytest.importorskip("ray.serve.schema")
     config = schema.ServeDeploySchema.model_validate(yaml.safe_load(RAY["serveConfigV2"]))
+    names = [name.replace("-", "_") for name in SETTINGS if name != "retriever"]
     assert {app.name: app.import_path for app in config.applications} == {
-        name: f"deploy.ray.apps:{name}" for name in SETTINGS if name not in BY_CHOICE
+        name: f"deploy.ray.apps:{name}" for name in names
     }
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     assert f"ray=={RAY['rayClusterConfig']['rayVersion']}" in pins
@@ -112,12 +112,37 @@ def test_every_variable_is_a_setting(service):
             assert key.removeprefix(prefix).lower() in SETTINGS[name].model_fields, key
 
 
-def test_ray_pods_have_variables_that_are_settings():
+def test_the_first_replicas_of_the_ray_applications_fit_the_cluster():
+    """Check that KubeRay, which waits for every application, does not wait forever."""
+    (group,) = RAY["rayClusterConfig"]["workerGroupSpecs"]
+    (pod_container,) = group["template"]["spec"]["containers"]
+    resources = pod_container["resources"]
+    free: list[float] = [int(resources["limits"]["nvidia.com/gpu"])] * group["minReplicas"]
+    num_cpus = int(resources["requests"]["cpu"]) * group["minReplicas"]
+    needs: list[dict[str, float]] = []
+    for application in yaml.safe_load(RAY["serveConfigV2"])["applications"]:
+        for deployment in application["deployments"]:
+            scaling = deployment.get("autoscaling_config", {})
+            num_replicas = deployment.get("num_replicas", scaling.get("min_replicas", 1))
+            needs += [deployment["ray_actor_options"]] * num_replicas
+    for num_gpus in sorted((need.get("num_gpus", 0) for need in needs), reverse=True):
+        free[free.index(max(free))] -= num_gpus
+    assert min(free) >= 0
+    assert sum(need["num_cpus"] for need in needs) <= num_cpus
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "retriever"])
+def test_ray_pods_have_the_settings_of_each_service(name):
+    prefix = f"{name.upper().replace('-', '_')}_"
     for template in ray_pods():
-        for entry in template["spec"]["containers"][0]["env"]:
-            name, _, field = entry["name"].partition("_")
-            if name.lower() in SETTINGS:
-                assert field.lower() in SETTINGS[name.lower()].model_fields
+        variables = {
+            entry["name"].removeprefix(prefix).lower(): entry.get("value", "")
+            for entry in template["spec"]["containers"][0]["env"]
+            if entry["name"].startswith(prefix)
+        }
+        assert variables.keys() <= SETTINGS[name].model_fields.keys()
+        assert variables["api_keys_file"] == environment(name)[f"{prefix}API_KEYS_FILE"]
+        assert variables["cache"] == environment(name)[f"{prefix}CACHE"]
 
 
 def test_ports_agree(service):

@@ -28,11 +28,10 @@ KUBERAY = yaml.safe_load(
 @pytest.mark.parametrize("config", [CONFIG, KUBERAY], ids=["serve.yaml", "rayservice.yaml"])
 def test_the_config_is_one_that_serve_deploy_takes(config):
     checked = ServeDeploySchema.model_validate(config)
-    names = ["metricx", "xcomet", "judge", "embedder"]
+    names = ["metricx", "xcomet", "judge", "embedder", "reward_model"]
     if config is CONFIG:
-        # KubeRay waits for all applications: one without an index would block it, and a reward
-        # model is a choice.
-        names += ["reward_model", "retriever"]
+        # KubeRay waits for all applications: one without an index would block it.
+        names += ["retriever"]
     assert [app.route_prefix for app in checked.applications] == [f"/{name}" for name in names]
     for app in checked.applications:
         module, name = app.import_path.split(":")

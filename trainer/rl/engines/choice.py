@@ -17,8 +17,15 @@ from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler
-from trainer.rl.engines.vllm_http import VLLMError, VLLMServer, as_user_error, first_choice
+from trainer.rl.engines.vllm_http import (
+    VLLMError,
+    VLLMServer,
+    as_user_error,
+    first_choice,
+    retry,
+)
 from trainer.rl.engines.vllm_protocol import HINTS, IDS_ROUTE, TEXT_ROUTE, is_finished
+from trainer.rl.engines.vllm_sync import ATTEMPTS
 from trainer.rl.policy import stop_token_ids, unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import Sampler
 
@@ -84,8 +91,12 @@ def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> st
     async def probe(url: str) -> str:
         server = VLLMServer(url)
         try:
-            with as_user_error(server.url):
-                return await check_server(server, cfg.model, adapters=adapters, images=images)
+            with as_user_error(server.url):  # an answer that is cut says nothing about the server
+                return await retry(
+                    lambda: check_server(server, cfg.model, adapters=adapters, images=images),
+                    url=server.url,
+                    attempts=ATTEMPTS,
+                )
         finally:
             await server.close()
 

@@ -25,6 +25,7 @@ from tests.kits.llm import MESSAGES, SAMPLED, VERDICT, ask, client, until
     [
         (408, "server_error"),
         (409, "server_error"),
+        (424, "server_error"),
         (429, "overloaded"),
         (500, "server_error"),
         (503, "unreachable"),

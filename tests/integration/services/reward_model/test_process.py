@@ -146,6 +146,27 @@ def test_a_failure_stands_beside_its_siblings_and_the_cache_checks_what_it_retur
     assert info["labels"] == WEIGHTS and info["has_chat_template"] and info["higher_is_better"]
 
 
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            {"role": "user", "content": "a", "name": "b"},
+            "samples.0.messages.0: 'name' is not a known field; there are role, content",
+        ),
+        (
+            {"role": "user", "content": None},
+            "samples.0.messages.0.content: Input should be a valid string",
+        ),
+        ({"role": "user"}, "samples.0.messages.0.content: Field required"),
+    ],
+)
+def test_a_turn_of_another_shape_is_named_with_the_fields_of_a_turn(message, words):
+    with running_service(FakeReward()) as url:
+        body = {"samples": [{"messages": [message]}]}
+        refused = httpx.post(f"{url}/v1/score", json=body)
+    assert refused.status_code == 422 and refused.json()["error"]["message"] == words
+
+
 def test_documents_are_ranked_by_the_models_score_and_the_model_is_named():
     fake = FakeReward()
     documents = ["No.", "It is.", "Who knows?", "It is."]

@@ -255,10 +255,21 @@ def test_a_model_or_setting_that_cannot_work_is_one_line(tmp_path, spoil, settin
     assert words in str(error_info.value) and "\n" not in str(error_info.value)
 
 
-def test_several_labels_without_weights_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, r"2 labels \(bad, good\): say what each counts"),
+        ({"weights": "best=1"}, "no label 'best'"),
+        ({"weights": "good=1", "prompt": "messages"}, "the model has no chat template"),
+    ],
+)
+def test_labels_and_prompts_that_do_not_fit_are_refused_before_weights_are_loaded(
+    tmp_path, monkeypatch, settings, words
+):
     folder = make_reward_model(tmp_path, "deberta", labels=("bad", "good"))
-    with pytest.raises(UserError, match=r"2 labels \(bad, good\): say what each counts"):
-        load(folder)
+    monkeypatch.setattr(RewardModelBackend, "_network", lambda self, folder: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=words):
+        load(folder, **settings)
 
 
 def test_a_network_whose_scores_depend_on_the_padding_is_refused(tmp_path, monkeypatch):
@@ -271,6 +282,16 @@ def test_a_network_whose_scores_depend_on_the_padding_is_refused(tmp_path, monke
     monkeypatch.setattr(RewardModelBackend, "_logits", padded_on_the_wrong_side)
     with pytest.raises(UserError, match="beside a longer text"):
         load(folder)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen", "gemma"])
+def test_a_decoder_keeps_no_keys_and_values(tmp_path, family):
+    """Nothing follows a sample, and on a GPU they would take as much memory as its activations."""
+    backend = load(make_reward_model(tmp_path, family))
+    outputs: list[Any] = []
+    backend._model.base_model.register_forward_hook(lambda *parts: outputs.append(parts[-1]))
+    scores(backend, CHATS)
+    assert outputs and all(output.past_key_values is None for output in outputs)
 
 
 def test_a_small_network_gets_larger_batches_on_a_cpu(tmp_path, monkeypatch):

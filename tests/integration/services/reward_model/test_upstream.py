@@ -192,14 +192,23 @@ def refused(status: int, message: str = "no", **headers: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message}}, status, headers)
 
 
+def of_tei(status: int, message: str) -> JSONResponse:
+    """Return an error as TEI writes those of its backend."""
+    return JSONResponse({"error": f"Backend error: {message}", "error_type": "Backend"}, status)
+
+
 @pytest.mark.parametrize(
     ("answers", "words", "retryable", "num_requests"),
     [
         ([refused(429)] * 3, "too many requests, HTTP 429", True, 3),
         ([refused(503)] * 3, "cannot be reached, HTTP 503", True, 3),
         ([refused(500)] * 3, "failed, HTTP 500", True, 3),
+        ([of_tei(424, "Inference failed")] * 3, "failed, HTTP 424", True, 3),
+        ([of_tei(424, "Model is not a classifier model")], "its model is no classifier", False, 1),
         ([refused(401)], "it refuses the API key", False, 1),
         ([refused(404, "The model `rm` does not exist.")], "it does not serve the model", False, 1),
+        ([refused(404, "Not Found")], "it has no /classify for its model (HTTP 404)", False, 1),
+        ([refused(501, "no such task")], "it has no /classify for its model", False, 1),
         ([refused(422)], "refused the request, HTTP 422", False, 1),
         ([{"model": "rm", "data": []}] * 3, "not a valid one", True, 3),
         ([JSONResponse([1, 2])] * 3, "not a valid one", True, 3),
@@ -219,6 +228,9 @@ def test_a_failure_that_passes_costs_no_score():
     upstream.answers = [refused(429, **{"Retry-After": "0"}), refused(502)]
     (result,) = ask(upstream, {"text": "a"})
     assert isinstance(result, RewardScored) and len(upstream.requests) == 3
+    upstream.answers = [of_tei(424, "Inference error: DriverError(CUDA_ERROR_OUT_OF_MEMORY)")]
+    (result,) = ask(upstream, {"text": "b"}, api="predict")
+    assert isinstance(result, RewardScored) and len(upstream.requests) == 5
 
 
 def test_a_server_that_is_away_or_hangs_fails_samples():
@@ -265,6 +277,30 @@ def test_an_output_that_is_not_finite_is_no_score():
     assert isinstance(result, Failed) and result.error.type == "non_finite"
 
 
+@pytest.mark.parametrize(
+    ("api", "answer"),
+    [
+        ("predict", JSONResponse({"error": "score is NaN", "error_type": "Backend"}, 424)),
+        ("classify", refused(400, "Out of range float values are not JSON compliant")),  # vLLM 0.32
+        ("classify", {"model": "rm", "data": [{"probs": [None, 1.0], "label": "good"}]}),
+        ("pooling", {"model": "rm", "data": [{"data": [0.5, None]}]}),
+    ],
+)
+def test_an_output_that_a_server_cannot_write_is_no_score(api, answer):
+    upstream = Upstream()
+    upstream.answers = [answer]
+    (result,) = ask(upstream, {"text": "a"}, api=api)
+    assert isinstance(result, Failed) and result.error.type == "non_finite", result
+    assert not result.error.retryable and len(upstream.requests) == 1
+
+
+def test_an_address_that_ends_in_v1_is_that_of_the_server():
+    upstream = Upstream()
+    with running_app(upstream.app) as url:
+        (result,) = ask(upstream, {"text": "a"}, url=f"{url}/v1/")
+    assert isinstance(result, RewardScored)
+
+
 def test_a_form_that_a_route_does_not_take_is_refused_unasked():
     upstream = Upstream()
     pair, chat = {"text": "a", "pair": "b"}, {"messages": CHAT}
@@ -284,3 +320,10 @@ def test_the_settings_name_the_server_and_no_password(monkeypatch):
     assert dict(description.weights) == {"a": 1.0, "b": 0.0} and description.prompt == "messages"
     with pytest.raises(UserError, match="REWARD_MODEL_UPSTREAM"):
         make_backend(RewardModelSettings(upstream="http://me:word@127.0.0.1:9", model="rm"))
+
+
+@pytest.mark.parametrize("name", ["chat_template", "revision"])
+def test_what_only_the_upstream_can_do_is_refused(name):
+    settings = RewardModelSettings(upstream="http://127.0.0.1:9", model="rm", **{name: "a"})
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')}: with --upstream it is the"):
+        make_backend(settings)

@@ -92,6 +92,21 @@ def test_servers_with_different_names_are_refused(policy: Path) -> None:
             probe_server(VLLMConfig(url=f"{first},{second}"), adapters=False)
 
 
+@pytest.mark.parametrize("status", [0, 429, 503])
+def test_a_failure_that_passes_while_a_server_is_checked_does_not_end_the_run(
+    policy: Path, status: int
+) -> None:
+    """Check an answer that is cut (0), and statuses of a server that is busy."""
+    stub = VLLMStub(policy)
+    with running_app(stub.app) as url:
+        stub.failures = [status] * (vllm_sync.ATTEMPTS - 1)
+        assert probe_server(VLLMConfig(url=url), adapters=False) == NAME
+        stub.failures = [status] * vllm_sync.ATTEMPTS
+        with pytest.raises(UserError, match=url):
+            probe_server(VLLMConfig(url=url), adapters=False)
+    assert len(stub.bodies) == 2 * vllm_sync.ATTEMPTS and not stub.failures
+
+
 def test_a_server_that_a_killed_run_left_paused_is_resumed(policy: Path) -> None:
     stub = VLLMStub(policy)
     stub.pause("keep")
