@@ -73,6 +73,7 @@ class Arm:
     kind: its trainer: best_of_n (SFT) or ppo; none: a policy that was made with the start.
     settings: its changes. start: the arm whose result it starts from; None: the frozen start.
     shuffled: whether its rewards belong to other samples.
+    temperature: of the samples that are measured; None: that of training.
     """
 
     title: str
@@ -80,15 +81,18 @@ class Arm:
     settings: tuple[str, ...] = ()
     start: str | None = None
     shuffled: bool = False
+    temperature: float | None = None
 
 
 START = "start"
 ROUND = "round"
+COOLER = "cooler"
 SFT = "sft"
 SHUFFLED = "shuffled"
 ARMS = {
     START: Arm("frozen start"),
     ROUND: Arm("the next round of the start's SFT"),
+    COOLER: Arm("frozen start, sampled at temperature 0.6", temperature=0.6),
     "ppo": Arm("PPO", "ppo"),
     "best-of-n": Arm("best of n + SFT pairs", "best_of_n", ("choice.by=reward", "pairs.share=0.5")),
     SFT: Arm("continued SFT", "best_of_n", ("pairs.share=1",)),
@@ -163,7 +167,8 @@ def overrides(name: str, seed: int, plan: Plan, policy: Path) -> list[str]:
     """Return the `--set` values of a run. policy: the folder of what it starts from."""
     arm, size, sets = ARMS[name], plan.size, plan.folder / "sets"
     if arm.kind == "none":
-        return [*COMMON, f"policy.path={policy}"]
+        cooler = () if arm.temperature is None else (f"generation.temperature={arm.temperature}",)
+        return [*COMMON, f"policy.path={policy}", *cooler]
     settings = [*COMMON, f"misc.seed={seed}", f"misc.run_dir={plan.folder}/{name}-{seed}"]
     settings += [f"policy.path={policy}", f"data.train={sets}/train.jsonl"]
     if arm.kind == "ppo":

@@ -50,18 +50,23 @@ class Measure:
         rollouts = self._sample(examples, policy, copies=1)
         return [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
 
-    def policy(self, folder: Path) -> dict[str, dict[str, Any]]:
-        """Return the stats of a policy on each set by its name."""
-        return {name: self._stats(rows, folder) for name, rows in self.sets.items()}
+    def policy(self, folder: Path, temperature: float | None = None) -> dict[str, dict[str, Any]]:
+        """Return the stats of a policy on each set by its name.
 
-    def _stats(self, examples: Sequence[Example], folder: Path) -> dict[str, Any]:
+        temperature: of the samples; None: that of training.
+        """
+        return {name: self._stats(rows, folder, temperature) for name, rows in self.sets.items()}
+
+    def _stats(
+        self, examples: Sequence[Example], folder: Path, temperature: float | None
+    ) -> dict[str, Any]:
         greedy = self._greedy(examples, folder)
         scores = self.rewarder.score([rollout.scored_text for rollout in greedy])
         rewards = [
             _total(reward.r_seq, reward.token_rewards)
             for reward in compute_rewards(greedy, scores, self.cfg.reward)
         ]
-        samples = self._sample(examples, folder, self.copies)
+        samples = self._sample(examples, folder, self.copies, temperature)
         return stats_of(examples, greedy, samples, rewards)
 
     def _greedy(self, examples: Sequence[Example], folder: Path) -> list[TranslationRollout]:
@@ -70,10 +75,16 @@ class Measure:
         return list(generate_rollouts(examples, model, tokenizer, sampling, with_logprobs=False))
 
     def _sample(
-        self, examples: Sequence[Example], folder: Path, copies: int
+        self,
+        examples: Sequence[Example],
+        folder: Path,
+        copies: int,
+        temperature: float | None = None,
     ) -> list[TranslationRollout]:
         model, tokenizer = self._load(folder)
-        sampling = self.cfg.generation.model_copy(update={"num_samples_per_prompt": copies})
+        changes: dict[str, Any] = {"num_samples_per_prompt": copies}
+        changes |= {} if temperature is None else {"temperature": temperature}
+        sampling = self.cfg.generation.model_copy(update=changes)
         return list(
             generate_rollouts(examples, model, tokenizer, sampling, seed=SEED, with_logprobs=False)
         )

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import markdown_table, write_between
-from evidence.gain.arms import ARMS, CORE, ROUND, SFT, SHUFFLED, START
+from evidence.gain.arms import ARMS, COOLER, CORE, ROUND, SFT, SHUFFLED, START, TEMPERATURE
 from evidence.gain.data import Direction
 from evidence.seeds import PAGES, Changes, SeedInterval, against, seed_interval, wrapped
 from scorekit.paired import mean_interval
@@ -308,8 +308,15 @@ def verdicts(runs: Sequence[Result], outside: str, inside: str) -> list[str]:
         names = [a for a in tried if _rises(against(chrf[a], chrf[SHUFFLED]))]
         out.append(f"Above the shuffled control in greedy chrF, clear of 0: {_titles(names)}.")
     if ROUND in chrf:
-        change = _over(chrf[ROUND]).mean
-        out.append(f"The next round of the start's own SFT: {change:+.2f} greedy chrF.")
+        out.append(
+            f"The next round of the start's own SFT: {_over(chrf[ROUND]).mean:+.2f} greedy chrF, "
+            f"{_over(sampled[ROUND]).mean:+.2f} in the mean sample."
+        )
+    if COOLER in sampled:
+        out.append(
+            f"The start itself, sampled at temperature {ARMS[COOLER].temperature} in place of "
+            f"{TEMPERATURE}: {_over(sampled[COOLER]).mean:+.2f} in the mean sample."
+        )
     fallen = [arm for arm in tried if _falls(_over(chrf[arm]))]
     out.append(f"Below the frozen start in greedy chrF, clear of 0: {_titles(fallen)}.")
     out.append(

@@ -15,7 +15,17 @@ from typing import Any
 from rich.console import Console
 
 from bench.common import ROOT, machine, write_json
-from evidence.gain.arms import ARMS, COMMON, PPO_CONFIG, ROUND, SFT_CONFIG, START, Plan, overrides
+from evidence.gain.arms import (
+    ARMS,
+    COMMON,
+    COOLER,
+    PPO_CONFIG,
+    ROUND,
+    SFT_CONFIG,
+    START,
+    Plan,
+    overrides,
+)
 from evidence.gain.data import write_sets
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
@@ -144,7 +154,7 @@ def relative(settings: Sequence[str]) -> list[str]:
 
 def policy_of(plan: Plan, name: str, seed: int) -> Path:
     """Return the folder of an arm's policy; where it will be, if it was not trained yet."""
-    if name == START:
+    if name in (START, COOLER):
         return plan.start / "policy"
     if name == ROUND:
         stages: list[dict[str, Any]] = json.loads((plan.start / "start.json").read_text())["curve"]
@@ -168,7 +178,7 @@ def run_one(
             write_json(trained, recorded)
         spent = {key: recorded[key] for key in spent}
     started = time.monotonic()
-    stats = measure.policy(policy_of(plan, name, seed))
+    stats = measure.policy(policy_of(plan, name, seed), arm.temperature)
     line = {
         "arm": name,
         "seed": seed,
