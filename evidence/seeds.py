@@ -76,6 +76,12 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
 
 
+def bullet(text: str) -> str:
+    """Return an item of a list in lines of a page."""
+    lines = wrapped(text).split("\n")
+    return "- " + "\n  ".join(lines)
+
+
 #: Seed -> the change of a run.
 Changes = Mapping[int, float]
 

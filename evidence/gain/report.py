@@ -16,7 +16,7 @@ from rich.markdown import Markdown
 from bench.common import markdown_table, write_between
 from evidence.gain.arms import ARMS, COOLER, CORE, ROUND, SFT, SHUFFLED, START, TEMPERATURE
 from evidence.gain.data import Direction
-from evidence.seeds import PAGES, Changes, SeedInterval, against, seed_interval, wrapped
+from evidence.seeds import PAGES, Changes, SeedInterval, against, bullet, seed_interval, wrapped
 from scorekit.paired import mean_interval
 
 PAGE = PAGES / "translation.md"
@@ -386,7 +386,7 @@ def tables(results: Mapping[str, Any]) -> str:
             f"{sum(run['processor_seconds'] for run in results['runs']) / 3600:.2f} core-hours."
         ),
         "### What the tables say",
-        "\n".join(f"- {line}" for line in verdicts(runs, outside, inside)),
+        "\n".join(bullet(line) for line in verdicts(runs, outside, inside)),
     ]
     return "\n\n".join(parts)
 

@@ -27,7 +27,7 @@ from rich.markdown import Markdown
 from bench.common import RESULTS, ROOT, WORK, machine, markdown_table, write_between, write_json
 from evidence.gain.runs import processor_seconds
 from evidence.roleplay.arms import CONFIG
-from evidence.seeds import PAGES, SeedInterval, against, check_arms, seed_interval, wrapped
+from evidence.seeds import PAGES, SeedInterval, against, bullet, check_arms, seed_interval, wrapped
 from scorekit.command import clean_exit
 from testing.processes import exit_on_sigterm, running_service
 
@@ -335,7 +335,7 @@ def tables(results: Mapping[str, Any]) -> str:
     for title, (stat, digits) in STATS.items():
         parts += [f"### Clean start, {title}: change", stat_table(runs, stat, digits)]
     parts += ["### Clean start: what the tables say"]
-    parts += ["\n".join(f"- {line}" for line in verdicts(runs))]
+    parts += ["\n".join(bullet(line) for line in verdicts(runs))]
     return "\n\n".join(parts)
 
 
