@@ -35,10 +35,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import RESULTS, ROOT, WORK, machine, markdown_table, write_between, write_json
-from demo.search.answer_keys import FINAL_KEYS, KEYS, Spot
+from demo.search.answer_keys import Spot
 from demo.search.answering import Answerer
 from demo.search.measured_sets import MeasuredSet, service_settings, services_of_set
-from demo.search.reading import CORPUS, FINAL_CORPUS, Box, Reader, Sight, is_legible
+from demo.search.reading import Box, Reader, Sight, is_legible
 from demo.search.searching import (
     asked_question,
     complete_tag,
@@ -47,7 +47,7 @@ from demo.search.searching import (
     shown_images,
     small_print,
 )
-from evidence.search.new_documents import questions as new_documents
+from evidence.search.arms import MEASURED, NEW
 from evidence.seeds import PAGES
 from scorekit.command import clean_exit
 from scorekit.config import load_config
@@ -60,13 +60,7 @@ from trainer.search.rollout.episode import Policy, TurnRequest
 from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.rollout.prompt import chat_messages
 
-NEW_DOCUMENTS = MeasuredSet(
-    "new documents",
-    new_documents.QUESTIONS,
-    (CORPUS, FINAL_CORPUS),
-    (KEYS, FINAL_KEYS, new_documents.KEYS),
-    "_new",
-)
+NEW_DOCUMENTS = MEASURED[NEW]
 FOLDER = ROOT / "runs/search_headroom"
 RESULT = "search_headroom.json"
 #: Shows pictures, for searchers that look at them; the other one shows their lines, for the start.
