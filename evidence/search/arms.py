@@ -123,8 +123,8 @@ def make_plan(
         small = ("rl.num_updates=2", "rl.batch_size=2", "rollout.n_agent=4")
         folder = WORK / "search"
         runs = runs if only else [run for run in runs if run[0] in (START, "both", SFT)]
-        one = tuple(run for run in runs if run[1] in (0, seeds[0]))
-        return Plan(one, folder, folder / "results", (HELD_OUT,), small, (2, 4), 3)
+        first = tuple(run for run in runs if run[1] in (0, seeds[0]))
+        return Plan(first, folder, folder / "results", (HELD_OUT,), small, (2, 4), 3)
     if development:
         return Plan(tuple(runs), FOLDER, FOLDER / "development", (HELD_OUT,))
     return Plan(tuple(runs))

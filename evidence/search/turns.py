@@ -120,7 +120,7 @@ class TurnSampler(GenerateSampler):
 
     def _take(self, turns: dict[str, Turn]) -> list[Batch]:
         """Return the batches of these turns, without episodes that have ended or begun anew."""
-        kept = []
+        running_batches = []
         for batch in self._batches:
             rows = [
                 row
@@ -129,8 +129,8 @@ class TurnSampler(GenerateSampler):
             ]
             if rows:
                 batch.keep_rows(rows)
-                kept.append(batch)
-        self._batches = kept
+                running_batches.append(batch)
+        self._batches = running_batches
         return list(self._batches)
 
     def _begin(self, turns: Sequence[Turn], chooser: TokenChooser) -> None:
@@ -240,9 +240,9 @@ def _note(
         values[rows, :, :width] = layer.values[:, :, before:]
 
 
-def _without(cache: RowCache, kept: Sequence[int], config: Any) -> RowCache:
+def _without(cache: RowCache, rows: Sequence[int], config: Any) -> RowCache:
     """Return a copy of some rows of a cache."""
-    smaller, indices = RowCache(config), torch.tensor(kept)
+    smaller, indices = RowCache(config), torch.tensor(rows)
     for layer, full in zip(smaller.cache.layers, cache.cache.layers, strict=True):
         layer.lazy_initialization(full.keys, full.values)
         layer.keys = full.keys.index_select(0, indices)

@@ -69,9 +69,9 @@ def test_turns_are_those_of_the_trainers_sampler(policy, temperature, copies):
     model, tokenizer = policy
     first = prompts(tokenizer, temperature, copies)
     plain = played(GenerateSampler(model, tokenizer), first, tokenizer)
-    kept = played(TurnSampler(model, tokenizer), first, tokenizer)
-    assert kept == plain
-    assert [len(turn) for turn in kept] == [3 * copies, 3 * copies - 1, 3 * copies - 1]
+    kept_turns = played(TurnSampler(model, tokenizer), first, tokenizer)
+    assert kept_turns == plain
+    assert [len(turn) for turn in kept_turns] == [3 * copies, 3 * copies - 1, 3 * copies - 1]
 
 
 def test_new_weights_and_new_beginnings_are_read_again(policy):
@@ -80,8 +80,8 @@ def test_new_weights_and_new_beginnings_are_read_again(policy):
     sampler.complete_batch(first, CFG, with_logprobs=False)
     other = [replace(first[0], ids=ids_of(tokenizer, "<|im_start|>assistant\n")), *first[1:]]
     expected = GenerateSampler(model, tokenizer).complete_batch(other, CFG, with_logprobs=False)
-    again = sampler.complete_batch(other, CFG, with_logprobs=False)
-    assert [c.token_ids for c in again] == [c.token_ids for c in expected]
+    second = sampler.complete_batch(other, CFG, with_logprobs=False)
+    assert [c.token_ids for c in second] == [c.token_ids for c in expected]
     sampler.sync_weights(model, 3)
     assert not sampler._batches
     third = sampler.complete_batch(other, CFG, with_logprobs=False)

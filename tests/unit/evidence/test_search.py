@@ -168,9 +168,9 @@ def test_what_is_tried_keeps_away_from_the_new_documents():
 
 def test_each_set_has_services_and_answers_of_its_own(tmp_path):
     names = ("retriever", "judge", running.READING, running.KNOWING)
-    urls = {name: {of: f"http://{name}/{of}" for of in names} for name in MEASURED}
+    urls = {name: {service: f"http://{name}/{service}" for service in names} for name in MEASURED}
     settings = services_of(urls, tmp_path)
-    read = {name: load_config(SearchConfig, CONFIG, of) for name, of in settings.items()}
+    read = {name: load_config(SearchConfig, CONFIG, keys) for name, keys in settings.items()}
     assert {cfg.retriever.url for cfg in read.values()} == {
         f"http://{n}/retriever" for n in MEASURED
     }
@@ -268,21 +268,23 @@ def results(**arms: list[float]) -> dict[str, Any]:
 
 
 def test_a_change_is_from_the_start_and_compared_seed_by_seed():
-    of = results(both=[0.6, 0.5, 0.6], shuffled=[0.4, 0.3, 0.4], sft=[0.5, 0.4])
-    changes = changes_of(of["runs"], NEW, "right")
+    all_runs = results(both=[0.6, 0.5, 0.6], shuffled=[0.4, 0.3, 0.4], sft=[0.5, 0.4])
+    changes = changes_of(all_runs["runs"], NEW, "right")
     assert list(changes) == ["both", CONTROL, SFT]
     assert changes["both"] == {1: pytest.approx(0.2), 2: pytest.approx(0.1), 3: pytest.approx(0.2)}
-    (text,) = [line for line in verdicts(of["runs"], NEW) if line.startswith("*both rewards*")]
+    (text,) = [
+        line for line in verdicts(all_runs["runs"], NEW) if line.startswith("*both rewards*")
+    ]
     assert "+0.200 [+0.200, +0.200] less the shuffled control (clear of 0)" in text
     assert "+0.100 [+0.100, +0.100] less SFT" in text
 
 
 def test_two_seeds_show_nothing():
-    of = results(both=[0.6, 0.6], shuffled=[0.4, 0.4])["runs"]
-    assert verdicts(of, NEW) == ["No arm has 3 seeds yet: nothing is shown."]
-    of = results(both=[0.6, 0.5, 0.6], shuffled=[0.4])["runs"]
-    assert "less the shuffled control: too few seeds" in verdicts(of, NEW)[0]
-    assert any("Fewer than 3 seeds" in line and "SFT" in line for line in verdicts(of, NEW))
+    runs = results(both=[0.6, 0.6], shuffled=[0.4, 0.4])["runs"]
+    assert verdicts(runs, NEW) == ["No arm has 3 seeds yet: nothing is shown."]
+    runs = results(both=[0.6, 0.5, 0.6], shuffled=[0.4])["runs"]
+    assert "less the shuffled control: too few seeds" in verdicts(runs, NEW)[0]
+    assert any("Fewer than 3 seeds" in line and "SFT" in line for line in verdicts(runs, NEW))
 
 
 def test_the_tables_say_seeds_coverage_hours_and_how_often_the_set_was_touched():
