@@ -6,8 +6,8 @@
     python -m evidence.search --report      # write its page of evidence again
 
 Every arm begins with the demo's searcher as it comes and has the same budget; SFT on more scripted
-episodes has the same processor seconds. The runs go one after another, seed by seed, so that a stop
-leaves whole rows. Each seed is one observation.
+episodes has about the same processor seconds. The runs go one after another, seed by seed, so that
+a stop leaves whole rows. Each seed is one observation.
 """
 
 from __future__ import annotations

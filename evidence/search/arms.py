@@ -77,7 +77,7 @@ ARMS = {
     START: Arm("the start", kind="none"),
     "both": Arm("both rewards"),
     CONTROL: Arm("control: both, shuffled", dealt="chance"),
-    SFT: Arm("SFT on scripted episodes, equal time", kind="sft"),
+    SFT: Arm("SFT on scripted episodes, similar time", kind="sft"),
     "judge": Arm("judge only", ("reward.preset=focused",), later=True),
     "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1"), later=True),
     "shuffled-group": Arm("control: shuffled within a question", dealt="group", later=True),

@@ -187,7 +187,7 @@ def power_table(runs: Sequence[Run], set_name: str) -> str:
     for rival in (CONTROL, SFT):
         for arm, by_seed in changes.items():
             both = sorted(by_seed.keys() & changes.get(rival, {}).keys())
-            if arm == rival or len(both) < 2:
+            if arm == rival or ARMS[arm].dealt or len(both) < 2:
                 continue
             deviation = statistics.stdev([by_seed[seed] - changes[rival][seed] for seed in both])
             of_question = statistics.stdev(_differences(runs, set_name, arm, rival))
