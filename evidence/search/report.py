@@ -105,7 +105,9 @@ def tables(results: Mapping[str, Any]) -> str:
                 f"start. All runs together: {spent:.2f} core-hours."
             ),
             "### What the tables say",
-            "\n".join(f"- {line}" for line in verdicts(runs, set_name)),
+            "\n".join(
+                wrapped(f"- {line}").replace("\n", "\n  ") for line in verdicts(runs, set_name)
+            ),
         ]
     )
 
