@@ -124,7 +124,7 @@ def make_plan(
         folder = WORK / "search"
         runs = runs if only else [run for run in runs if run[0] in (START, "both", SFT)]
         first = tuple(run for run in runs if run[1] in (0, seeds[0]))
-        return Plan(first, folder, folder / "results", (HELD_OUT,), small, (2, 4), 3)
+        return Plan(first, folder, folder / "results", (HELD_OUT,), small, (2, 20), 3)
     if development:
         return Plan(tuple(runs), FOLDER, FOLDER / "development", (HELD_OUT,))
     return Plan(tuple(runs))

@@ -123,13 +123,17 @@ def start_of(runs: Sequence[Run], set_name: str) -> Mapping[str, Any]:
 
 
 def changes_of(runs: Sequence[Run], set_name: str, key: str) -> dict[str, Changes]:
-    """Return arm -> its change of a figure from the start by seed, in the order of ARMS."""
-    start = start_of(runs, set_name)[key]
-    return {
-        arm: {seed: run["sets"][set_name][key] - start for seed, run in by_seed.items()}
-        for arm in ARMS
-        if ARMS[arm].kind != "none" and (by_seed := of_arm(runs, arm))
-    }
+    """Return arm -> its change of a figure from the start by seed, in the order of ARMS.
+
+    Without a value at either end there is no change: three questions may have no small print.
+    """
+    start, changes = start_of(runs, set_name)[key], {}
+    for arm in ARMS:
+        ends = {seed: run["sets"][set_name][key] for seed, run in of_arm(runs, arm).items()}
+        values = {seed: end - start for seed, end in ends.items() if None not in (end, start)}
+        if values and ARMS[arm].kind != "none":
+            changes[arm] = values
+    return changes
 
 
 def ends_table(runs: Sequence[Run], set_name: str) -> str:

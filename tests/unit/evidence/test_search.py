@@ -279,6 +279,14 @@ def test_a_change_is_from_the_start_and_compared_seed_by_seed():
     assert "+0.100 [+0.100, +0.100] less SFT" in text
 
 
+def test_a_figure_that_no_question_has_is_left_out():
+    all_runs = results(both=[0.6])["runs"]
+    for result in all_runs:
+        result["sets"][NEW]["small_print"] = None
+    assert changes_of(all_runs, NEW, "small_print") == {}
+    assert "| both rewards | 1 | 0.600 | – |" in tables({"runs": all_runs})
+
+
 def test_two_seeds_show_nothing():
     runs = results(both=[0.6, 0.6], shuffled=[0.4, 0.4])["runs"]
     assert verdicts(runs, NEW) == ["No arm has 3 seeds yet: nothing is shown."]
