@@ -127,7 +127,8 @@ def changes_of(runs: Sequence[Run], set_name: str, key: str) -> dict[str, Change
 
     Without a value at either end there is no change: three questions may have no small print.
     """
-    start, changes = start_of(runs, set_name)[key], {}
+    start = start_of(runs, set_name)[key]
+    changes: dict[str, Changes] = {}
     for arm in ARMS:
         ends = {seed: run["sets"][set_name][key] for seed, run in of_arm(runs, arm).items()}
         values = {seed: end - start for seed, end in ends.items() if None not in (end, start)}
