@@ -22,8 +22,8 @@ from bench.common import Measurement, measure, table
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
 from demo.search.measured_sets import HELD_OUT, SETS, service_settings
-from evidence.search.__main__ import SIDE_BY_SIDE
 from evidence.seeds import seed_interval
+from evidence.workers import SIDE_BY_SIDE
 from scorekit.errors import UserError
 from scorekit.paired import mean_interval
 from scorekit.processes import end_with_parent
@@ -32,7 +32,7 @@ from trainer.runs.run_log import read_jsonl
 
 SEEDS = (1, 2, 3)
 #: Phase 2 of the demo as it was when these arms were first measured.
-SETTINGS = "evidence/search/settings.yaml"
+SETTINGS = "evidence/loop/settings.yaml"
 _SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_mean"}
 
 

@@ -23,10 +23,9 @@ from rich.console import Console
 from bench.common import RESULTS, WORK, machine, write_json
 from demo.search.measured_sets import running_services
 from evidence.phases.runs import ARMS, START, Plan, make_plan, run
-from evidence.search.__main__ import check_policy, workers
-from evidence.search.arms import ARMS as SEARCH_ARMS
 from evidence.search.arms import POLICY
 from evidence.search.runs import services_of
+from evidence.workers import check_policy, workers
 from scorekit.command import clean_exit
 from testing.processes import child_environment, exit_on_sigterm
 
@@ -39,7 +38,7 @@ def run_plan(plan: Plan, jobs: int) -> None:
     check_policy(plan.folder, POLICY)
     os.environ.update(child_environment())
     with running_services(plan.folder, plan.sets) as urls, workers(plan.folder, jobs) as pool:
-        services = dict(services_of(SEARCH_ARMS["both"], urls, plan.folder))
+        services = dict(services_of(urls, plan.folder))
         running: dict[Future[float], tuple[str, int]] = {}
 
         def begin(start: str, seed: int) -> None:

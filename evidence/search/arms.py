@@ -1,4 +1,4 @@
-"""Defines the runs: rewards, losses, and controls. An arm differs from `both` in one thing."""
+"""Defines the runs: what an arm rewards, what all share, and the order of the runs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.common import ROOT, WORK
-from demo.search.measured_sets import HELD_OUT, SETS
+from bench.common import RESULTS, ROOT, WORK
+from demo.search.answer_keys import FINAL_KEYS, KEYS
+from demo.search.measured_sets import HELD_OUT, SETS, MeasuredSet
+from demo.search.reading import CORPUS, FINAL_CORPUS
+from evidence.search.new_documents import questions as new_documents
 
-RUNS = ROOT / "runs/search_evidence"
-CONFIG = ROOT / "evidence/search/settings.yaml"
+FOLDER = ROOT / "runs/search_evidence"
+CONFIG = ROOT / "configs/search/demo_phase2.yaml"
 POLICY = ROOT / "demo/models/search_policy"
-SEEDS = (1, 2, 3)
-UPDATES = 12
-#: What every run changes in CONFIG.
+SEEDS = (1, 2, 3, 4, 5, 6)
+NEW = "new_documents"
+MEASURED = {
+    NEW: MeasuredSet(
+        "new documents",
+        new_documents.QUESTIONS,
+        (CORPUS, FINAL_CORPUS),
+        (KEYS, FINAL_KEYS, new_documents.KEYS),
+        "_new",
+    ),
+    HELD_OUT: SETS[HELD_OUT],
+}
+#: What every run of evidence on search changes in its config.
 COMMON = (
     "data.eval=null",  # all policies are measured afterwards, by one yardstick
     "stop.skipped_updates=null",  # a policy that earns nothing has its budget, too
@@ -23,96 +36,106 @@ COMMON = (
     "misc.dump_every_n_updates=0",
     "misc.threads=1",
 )
-#: How every policy is measured, whatever it was trained on.
+#: How every policy is measured, whatever it was trained on: a forced end is scored like any other.
 YARDSTICK = ("reward.preset=phase2", "reward.forced_completion=score", "eval.temperature=0")
+#: What the arms of this page share beside COMMON. Chosen on the development set, by seed 1.
+SETTINGS = (
+    "data.train=demo/search/questions.jsonl",
+    "reward.forced_completion=score",
+    "rollout.deterministic=true",
+    "rl.num_updates=8",
+)
+#: Steps of SFT: they take as many processor seconds as the updates of an arm.
+SFT_STEPS = 90
+SFT_EPISODES = 400
 
-Dealt = Literal["chance", "row"]
-Start = Literal["warm", "random"]
-Knowledge = Literal["nothing", "half"]
+Dealt = Literal["chance", "group"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Describes what an arm rewards.
+    """Describes one way to train.
 
-    settings: changes to COMMON.
-    first: further settings of a first stage, which gets half of the updates.
-    dealt: how rewards are exchanged between episodes.
-    start: the first weights.
-    knows: what the generator knows without any image.
-    further: run after all seeds of the others.
+    settings: its changes to SETTINGS.
+    dealt: how the rewards of an update are exchanged between its episodes.
+    kind: rl; sft, on scripted episodes as the start's; none, the start itself.
+    later: run after all seeds of the others.
     """
 
     title: str
     settings: tuple[str, ...] = ()
-    first: tuple[str, ...] = ()
     dealt: Dealt | None = None
-    start: Start = "warm"
-    knows: Knowledge = "nothing"
-    further: bool = False
-
-    @property
-    def stages(self) -> tuple[tuple[str, ...], ...]:
-        """Return the settings of each training, in order. Each continues the one before."""
-        return ((*self.settings, *self.first), self.settings) if self.first else (self.settings,)
-
-    @property
-    def start_name(self) -> str:
-        """Return the name of the measurement that this arm is compared with."""
-        return f"start-{self.start}-{self.knows}"
+    kind: Literal["rl", "sft", "none"] = "rl"
+    later: bool = False
 
 
-JUDGE_ONLY = ("reward.preset=focused",)
+START = "start"
 #: The arm that no other may fail to beat: its rewards belong to other episodes.
 CONTROL = "shuffled"
-#: The generator is asked about an episode without any page, too: what it knows counts.
-UNGUARDED = ("answering.judge.no_evidence=ask",)
+SFT = "sft"
 ARMS = {
+    START: Arm("the start", kind="none"),
     "both": Arm("both rewards"),
-    "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1")),
-    "judge": Arm("judge only", JUDGE_ONLY),
-    "forced-zero": Arm("both, a forced end earns 0", ("reward.forced_completion=zero",)),
-    "ppo": Arm(
-        "both, PPO's token clip",
-        ("rl.algorithm=ppo", "rl.clip_eps=0.2", "rl.loss_mean=sequence"),
-    ),
-    "shuffled": Arm("control: both, shuffled", dealt="chance"),
-    "rows": Arm("control: both, joined by row", dealt="row"),
-    "random": Arm("control: both, no warm start", start="random"),
-    "phases": Arm("phase 1, then phase 2", first=("reward.preset=phase1",), further=True),
-    "knows-both": Arm("both, the generator knows half", UNGUARDED, knows="half", further=True),
-    "knows-judge": Arm(
-        "judge only, it knows half", (*UNGUARDED, *JUDGE_ONLY), knows="half", further=True
-    ),
+    CONTROL: Arm("control: both, shuffled", dealt="chance"),
+    SFT: Arm("SFT on scripted episodes, similar time", kind="sft"),
+    "judge": Arm("judge only", ("reward.preset=focused",), later=True),
+    "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1"), later=True),
+    "shuffled-group": Arm("control: shuffled within a question", dealt="group", later=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Describes what is run.
+    """Describes what is run, in order.
 
-    settings: changes to COMMON for a small run.
-    limit: number of questions of each of the `sets`.
+    folder: of the trainings.
+    results: of the JSON file of each run.
+    settings: changes for a small run.
+    limit: of the questions of each set.
     """
 
     runs: tuple[tuple[str, int], ...]
-    folder: Path
-    policy: Path
-    updates: int = UPDATES
-    limit: int | None = None
+    folder: Path = FOLDER
+    results: Path = RESULTS / "search"
+    sets: tuple[str, ...] = (NEW,)
     settings: tuple[str, ...] = ()
-    sets: tuple[str, ...] = tuple(SETS)
+    sft: tuple[int, int] = (SFT_STEPS, SFT_EPISODES)
+    limit: int | None = None
 
 
-def make_plan(quick: bool, only: Sequence[str], seeds: Sequence[int], policy: Path) -> Plan:
-    """Return a plan with one seed of every arm first, so that the first runs are useful alone.
+def make_plan(
+    quick: bool = False,
+    only: Sequence[str] = (),
+    seeds: Sequence[int] = SEEDS,
+    *,
+    development: bool = False,
+) -> Plan:
+    """Return a plan that goes seed by seed, so that a stop leaves whole rows.
 
-    A quick plan is for trying things, so it does not use the final test.
+    quick: a small one, for trying things.
+    development: measure the development set alone. Neither of the two touches the new documents.
     """
     names = [name for name in ARMS if not only or name in only]
+    runs = [(name, seed) for seed in seeds for name in names if ARMS[name].kind != "none"]
+    runs.sort(key=lambda run: ARMS[run[0]].later)
+    runs = [(name, 0) for name in names if ARMS[name].kind == "none"] + runs
     if quick:
-        selected = tuple((name, seeds[0]) for name in (names if only else ("both", "rows")))
-        small = ("rl.batch_size=3", "rollout.n_agent=4")
-        return Plan(selected, WORK / "search_evidence", policy, 2, 6, small, (HELD_OUT,))
-    runs = [(name, seed) for seed in seeds for name in names]
-    return Plan(tuple(sorted(runs, key=lambda run: ARMS[run[0]].further)), RUNS, policy)
+        small = ("rl.num_updates=2", "rl.batch_size=2", "rollout.n_agent=4")
+        folder = WORK / "search"
+        runs = runs if only else [run for run in runs if run[0] in (START, "both", SFT)]
+        first = tuple(run for run in runs if run[1] in (0, seeds[0]))
+        return Plan(first, folder, folder / "results", (HELD_OUT,), small, (2, 20), 3)
+    if development:
+        return Plan(tuple(runs), FOLDER, FOLDER / "development", (HELD_OUT,))
+    return Plan(tuple(runs))
+
+
+def settings_of(plan: Plan, name: str, seed: int) -> list[str]:
+    """Return what a run changes in CONFIG, but for services and folders."""
+    arm = ARMS[name]
+    if arm.kind == "none":
+        return []
+    if arm.kind == "sft":
+        steps, episodes = plan.sft
+        return [f"--episode-steps={steps}", f"--episodes={episodes}", f"--seed={seed}"]
+    return [*COMMON, *SETTINGS, *plan.settings, *arm.settings, f"misc.seed={seed}"]

@@ -35,10 +35,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import RESULTS, ROOT, WORK, machine, markdown_table, write_between, write_json
-from demo.search.answer_keys import FINAL_KEYS, KEYS, Spot
+from demo.search.answer_keys import Spot
 from demo.search.answering import Answerer
 from demo.search.measured_sets import MeasuredSet, service_settings, services_of_set
-from demo.search.reading import CORPUS, FINAL_CORPUS, Box, Reader, Sight, is_legible
+from demo.search.reading import Box, Reader, Sight, is_legible
 from demo.search.searching import (
     asked_question,
     complete_tag,
@@ -47,26 +47,21 @@ from demo.search.searching import (
     shown_images,
     small_print,
 )
-from evidence.search.new_documents import questions as new_documents
-from evidence.seeds import PAGES
+from evidence.search.arms import MEASURED, NEW
+from evidence.seeds import PAGES, cell
 from scorekit.command import clean_exit
 from scorekit.config import load_config
 from scorekit.files import write_atomic
 from scorekit.paired import mean_interval
 from testing.processes import exit_on_sigterm, running_service
+from trainer.runs.stats import mean_of
 from trainer.search.config import SearchConfig
 from trainer.search.evaluation.stats import values_of
 from trainer.search.rollout.episode import Policy, TurnRequest
 from trainer.search.rollout.policies import ScriptPolicy
 from trainer.search.rollout.prompt import chat_messages
 
-NEW_DOCUMENTS = MeasuredSet(
-    "new documents",
-    new_documents.QUESTIONS,
-    (CORPUS, FINAL_CORPUS),
-    (KEYS, FINAL_KEYS, new_documents.KEYS),
-    "_new",
-)
+NEW_DOCUMENTS = MEASURED[NEW]
 FOLDER = ROOT / "runs/search_headroom"
 RESULT = "search_headroom.json"
 #: Shows pictures, for searchers that look at them; the other one shows their lines, for the start.
@@ -265,7 +260,9 @@ def measure(folder: Path, limit: int | None) -> dict[str, Any]:
 def summarise(folder: Path) -> dict[str, Any]:
     """Return for each player the values of each question: the means of its samples.
 
-    The player "best" has those of the start's best sample. A value that is missing counts as 0.
+    The player "best" has those of the start's best sample. An answer that was not judged is no
+    wrong one: "right" is the mean of the judged samples, None without any, and coverage the share
+    of the samples that were judged.
     """
     players: dict[str, Any] = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -273,28 +270,29 @@ def summarise(folder: Path) -> dict[str, Any]:
         for line in path.read_text("utf-8").splitlines():
             row = json.loads(line)
             episodes.setdefault(row["question"], []).append(row)
-        keys = {"type": None, **dict.fromkeys(COLUMNS.values())}
-        players[path.stem] = {
-            question: {
-                key: rows[0][key] if key == "type" else fmean(row[key] or 0.0 for row in rows)
-                for key in keys
-            }
-            for question, rows in episodes.items()
-        }
+        players[path.stem] = {question: _values(rows) for question, rows in episodes.items()}
         if path.stem == "samples":
             players["best"] = {
-                question: {
-                    key: value if key == "type" else value or 0.0
-                    for key, value in max(rows, key=_right).items()
-                    if key in keys
-                }
+                question: _values([max(rows, key=_right)]) | {"coverage": _coverage(rows)}
                 for question, rows in episodes.items()
             }
     return players
 
 
+def _values(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the type of the rows' question, coverage, and the mean of each column."""
+    means: dict[str, Any] = {
+        key: mean_of([row[key] for row in rows if row[key] is not None]) for key in COLUMNS.values()
+    }
+    return {"type": rows[0]["type"], "coverage": _coverage(rows), **means}
+
+
+def _coverage(rows: Sequence[dict[str, Any]]) -> float:
+    return fmean(row["success_share"] is not None for row in rows)
+
+
 def _right(row: dict[str, Any]) -> float:
-    return row["success_share"] or 0.0
+    return -1.0 if row["success_share"] is None else row["success_share"]
 
 
 def table(results: dict[str, Any]) -> str:
@@ -303,20 +301,22 @@ def table(results: dict[str, Any]) -> str:
     for name, title in TITLES.items():
         values = list(results["players"][name].values())
         small = [row for row in values if row["type"] == "small print"]
-        low, high = mean_interval([row["success_share"] for row in values])
-        cells = [f"{_mean(values, key):.3f}" for key in list(COLUMNS.values())[1:]]
+        low, high = mean_interval([r for row in values if (r := row["success_share"]) is not None])
+        cells = [cell(_mean(values, key), 3) for key in list(COLUMNS.values())[1:]]
+        # results of before coverage was noted have none
+        covered = _mean(values, "coverage") if "coverage" in values[0] else None
         rows.append(
             [title, f"{_mean(values, 'success_share'):.3f} [{low:.3f}, {high:.3f}]",
-             f"{_mean(small, 'success_share'):.3f}" if small else "", *cells]
+             cell(_mean(small, "success_share"), 3), *cells, cell(covered, 3)]
         )  # fmt: skip
-    head = ["", "right [95 %]", "right, small print", *list(COLUMNS)[1:]]
+    head = ["", "right [95 %]", "right, small print", *list(COLUMNS)[1:], "coverage"]
     return markdown_table(head, rows)
 
 
 def in_words(results: dict[str, Any]) -> str:
     """Return what the table says, made of its numbers."""
     right = {
-        name: _mean(list(values.values()), "success_share")
+        name: _mean(list(values.values()), "success_share") or 0.0
         for name, values in results["players"].items()
     }
     count = len(results["players"]["oracle"])
@@ -330,8 +330,8 @@ def in_words(results: dict[str, Any]) -> str:
     )
 
 
-def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
-    return fmean(row[key] for row in rows)
+def _mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
+    return mean_of([row[key] for row in rows if row[key] is not None])
 
 
 def main(

@@ -1,246 +1,271 @@
-"""Writes the tables and the chart of the page of evidence on search from the results alone."""
+"""Writes the tables of the page of evidence on search, and says what they show."""
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
-from statistics import fmean
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import markdown_table, write_between
-from demo.search.measured_sets import SETS
-from evidence.search.arms import CONTROL
-from evidence.seeds import PAGES, Changes, cell, seeds_table, seeds_verdict
-from scorekit.report.page import chart_image
+from evidence.gain.report import needed
+from evidence.search.arms import ARMS, CONTROL, NEW, SFT, START
+from evidence.seeds import (
+    PAGES,
+    Changes,
+    SeedInterval,
+    against,
+    cell,
+    seed_interval,
+    wrapped,
+)
+from scorekit.paired import mean_interval
 
 PAGE = PAGES / "search.md"
-PICTURE = PAGES / "search.svg"
 BEGIN = "<!-- written by `python -m evidence.search --report` -->"
 END = "<!-- end of what is written on search -->"
-TITLE = "NDCG in training, mean of the seeds"
-#: Arms of the picture.
-_COLOURS = {
-    "both": "C2",
-    "ndcg": "C0",
-    "judge": "C1",
-    "ppo": "C4",
-    "shuffled": "C7",
-    "rows": "C3",
-    "random": "C5",
-}
-#: Column of the tables -> figure and digits.
+#: Column of the first table -> figure and digits.
 COLUMNS = {
-    "reward": ("reward_mean", 3),
-    "NDCG": ("ndcg_mean", 3),
-    "judge": ("judge_mean", 3),
-    "without evidence": ("success_without_evidence_share", 3),
-    "gold seen": ("gold_seen_share", 3),
+    "right": ("right", 3),
+    "small print": ("small_print", 3),
+    "NDCG": ("ndcg", 3),
+    "gold seen": ("gold_seen", 3),
+    "own ends": ("own_ends", 3),
+    "turns": ("turns", 2),
+    "crops": ("crops", 2),
+    "invalid": ("invalid", 2),
+    "forced": ("forced", 3),
+    "coverage": ("coverage", 3),
+}
+#: Figures whose changes are told with an interval over seeds. The first one is claimed.
+CHANGED = {"right": "right", "small print": "small_print", "NDCG": "ndcg"}
+#: Gains for which the page says how many seeds and questions would show them.
+EFFECTS = (0.05, 0.1)
+#: Fewest seeds of a claim.
+FEWEST_SEEDS = 3
+#: Column of the table of updates -> key of the log and digits.
+BY_UPDATE = {
+    "entropy": ("entropy_est", 3),
+    "tokens": ("tokens_mean", 0),
     "turns": ("turns_mean", 2),
-    "searches": ("searches_mean", 2),
-    "crops": ("crops_mean", 2),
     "invalid": ("invalid_mean", 2),
-    "forced": ("forced_share", 3),
-}
-#: Columns of the sets behind the first.
-FEWER = ("reward", "NDCG", "judge", "gold seen", "turns", "searches", "forced")
-#: Figures with an interval over seeds. The page has a table of the first.
-SEED_FIGURES = {"reward": "reward_mean", "NDCG": "ndcg_mean"}
-#: Figures whose changes are told with an interval over questions.
-CHANGED = ("reward", "NDCG")
-MAIN_START = "start-warm-nothing"
-STARTS = {
-    MAIN_START: "the start",
-    "start-random-nothing": "random weights",
-    "start-warm-half": "the start, the generator knows half",
+    "crops": ("crops_mean", 2),
+    "reward": ("reward_mean", 3),
+    "KL of an update": ("approx_kl", 4),
 }
 
-Results = Mapping[str, Any]
+Run = Mapping[str, Any]
 
 
-def show(results: Results) -> None:
-    """Print the tables on the terminal, and more than the page has.
-
-    The last lines summarize each set.
-    """
-    parts = [tables(results)]
-    control = _title(results, CONTROL) if CONTROL in results["arms"] else ""
-    for number, (name, set_results) in enumerate(results["sets"].items()):
-        parts += seed_parts(results, set_results, SETS[name].title, "NDCG", control)
-        if number:
-            parts += [f"### Changes on {SETS[name].title}, questions as the unit [95 %]"]
-            parts += [changes_table(results, set_results)]
-        parts += [f"### Why turns were invalid on {SETS[name].title}"]
-        parts += [invalid_table(results, set_results)]
-    parts += ["### What training had nothing to learn from", flat_table(results)]
-    Console(width=160).print(Markdown("\n\n".join([*parts, *verdicts(results)])))
+def read_results(folder: Path) -> dict[str, Any]:
+    """Return `runs`: the results of all runs of a folder."""
+    paths = sorted(folder.glob("*-[0-9]*.json"))
+    return {"runs": [json.loads(path.read_text(encoding="utf-8")) for path in paths]}
 
 
-def write_page(results: Results) -> None:
-    """Put tables and picture into docs/explanation/evidence/search.md."""
-    body = tables(results)
-    svg = picture_of(results)
-    if svg is not None:
-        PICTURE.write_text(svg, encoding="utf-8")
-        body += f"\n\n![{TITLE}]({PICTURE.name})"
-    write_between(BEGIN, END, body, PAGE)
+def show(results: Mapping[str, Any]) -> None:
+    """Print the tables. The last lines say what they show."""
+    Console(width=160).print(Markdown(tables(results)))
 
 
-def picture_of(results: Results) -> str | None:
-    """Return the training curves as SVG."""
-    return chart_image(TITLE, "update", partial(_curves, results["arms"]))
+def write_page(results: Mapping[str, Any]) -> None:
+    """Put the tables into docs/explanation/evidence/search.md."""
+    write_between(BEGIN, END, tables(results), PAGE)
 
 
-def tables(results: Results) -> str:
-    """Return the tables of the page in Markdown: those of the final test first, then the main ones
-    of the other sets.
-    """
-    parts = [f"{results['updates']} updates a run. Commit `{results['machine']['commit']}`."]
-    control = _title(results, CONTROL) if CONTROL in results["arms"] else ""
-    for number, (name, set_results) in enumerate(results["sets"].items()):
-        title = SETS[name].title
-        parts += [
-            f"### What each policy does on {title}",
-            f"{set_results['questions']} questions about "
-            f"{len(set_results['documents'])} documents, "
-            f"{set_results['episodes']} episodes a policy. The mean of the seeds.",
-            ends_table(results, set_results, main_only=number > 0),
+def tables(results: Mapping[str, Any]) -> str:
+    """Return the tables of the page in Markdown; a sentence if there is no start to compare."""
+    runs: Sequence[Run] = results["runs"]
+    starts = [run for run in runs if run["arm"] == START]
+    if not starts or len(runs) < 2:
+        return "Not run yet."
+    (set_name,) = starts[0]["sets"]
+    questions = starts[0]["sets"][set_name]["questions"]
+    spent = sum(run["processor_seconds"] + run["measuring_seconds"] for run in runs) / 3600
+    touched = sum(NEW in run["sets"] for run in runs)
+    return "\n\n".join(
+        [
+            f"### What each policy does with {questions} questions",
+            "Greedy episodes, the mean of the seeds. *Coverage* is the share of episodes whose "
+            "answer was judged.",
+            ends_table(runs, set_name),
+            "### Change from the start, seeds as the unit",
+            *(f"{changes_table(runs, set_name, name)}" for name in CHANGED),
+            "### Training, update by update",
+            "Of the samples in training, the mean of the seeds.",
+            updates_table(runs),
+            "### How many seeds or questions would show a gain in right answers",
+            power_table(runs, set_name),
+            wrapped(
+                f"New documents were measured {touched} times: once for each run and once for the "
+                f"start. All runs together: {spent:.2f} core-hours."
+            ),
+            "### What the tables say",
+            "\n".join(
+                wrapped(f"- {line}").replace("\n", "\n  ") for line in verdicts(runs, set_name)
+            ),
         ]
-        parts += seed_parts(results, set_results, title, "reward", control)
-        if not number:
-            parts += [f"### Changes on {title}, questions as the unit [95 %]"]
-            parts += [changes_table(results, set_results)]
-    return "\n\n".join(parts)
+    )
 
 
-def seed_parts(
-    results: Results, set_results: Results, title: str, name: str, control: str
-) -> list[str]:
-    """Return a heading and a table of the control and the arms with several seeds.
+def of_arm(runs: Sequence[Run], arm: str) -> dict[int, Run]:
+    """Return seed -> run of an arm."""
+    return {run["seed"]: run for run in runs if run["arm"] == arm}
 
-    An empty list if no arm has several, or if the control is missing.
+
+def start_of(runs: Sequence[Run], set_name: str) -> Mapping[str, Any]:
+    """Return the figures of the start."""
+    return next(run["sets"][set_name] for run in runs if run["arm"] == START)
+
+
+def changes_of(runs: Sequence[Run], set_name: str, key: str) -> dict[str, Changes]:
+    """Return arm -> its change of a figure from the start by seed, in the order of ARMS.
+
+    Without a value at either end there is no change: three questions may have no small print.
     """
-    arms = changes_of(results, set_results, SEED_FIGURES[name])
-    if all(len(changes) < 2 for changes in arms.values()):
-        return []
-    several = {arm: c for arm, c in arms.items() if len(c) > 1 or arm == control}
-    heading = f"### {name} on {title}: change from the start, seeds as the unit"
-    return [heading, seeds_table(several, control)]
+    start = start_of(runs, set_name)[key]
+    changes: dict[str, Changes] = {}
+    for arm in ARMS:
+        ends = {seed: run["sets"][set_name][key] for seed, run in of_arm(runs, arm).items()}
+        values = {seed: end - start for seed, end in ends.items() if None not in (end, start)}
+        if values and ARMS[arm].kind != "none":
+            changes[arm] = values
+    return changes
 
 
-def verdicts(results: Results) -> list[str]:
-    """Return a sentence on each set and stat, from the tables of seeds."""
-    return [
-        seeds_verdict(f"{name} on {SETS[set_name].title}", arms, _title(results, CONTROL))
-        for set_name, set_results in results["sets"].items()
-        for name, key in SEED_FIGURES.items()
-        if (arms := changes_of(results, set_results, key))
-    ]
-
-
-def changes_of(results: Results, set_results: Results, key: str) -> dict[str, Changes]:
-    """Return title of an arm -> its change of a stat by seed; empty if the control is missing."""
-    if CONTROL not in set_results["arms"]:
-        return {}
-    return {
-        _title(results, name): {
-            seed: changes[key]
-            for seed, changes in zip(arm["seeds"], arm["of_seeds"], strict=True)
-            if changes[key] is not None
-        }
-        for name, arm in set_results["arms"].items()
-    }
-
-
-def ends_table(results: Results, set_results: Results, *, main_only: bool = False) -> str:
-    """Return a table of the stats before and after training on a set, over all seeds.
-
-    All rows are measured with the same settings.
-    main_only: leave out some columns, arms with one seed, and the other starts.
-    """
-    columns = FEWER if main_only else tuple(COLUMNS)
-    rows = [
-        [STARTS[name], "", *_cells(stats, columns)]
-        for name, stats in set_results["starts"].items()
-        if name == MAIN_START or (name in STARTS and not main_only)
-    ]
-    for name, arm in set_results["arms"].items():
-        if main_only and len(arm["seeds"]) < 2:
+def ends_table(runs: Sequence[Run], set_name: str) -> str:
+    """Return a table of the figures after training, and of the start."""
+    rows = []
+    for arm, description in ARMS.items():
+        by_seed = list(of_arm(runs, arm).values())
+        if not by_seed:
             continue
-        rows.append([_title(results, name), str(len(arm["seeds"])), *_cells(arm["end"], columns)])
-    return markdown_table(["", "seeds", *columns], rows)
+        cells = [
+            cell(_mean([run["sets"][set_name][key] for run in by_seed]), digits)
+            for key, digits in COLUMNS.values()
+        ]
+        entropies = [run["by_update"]["entropy_est"][-1] for run in by_seed if run["by_update"]]
+        count = "" if description.kind == "none" else str(len(by_seed))
+        seconds = f"{statistics.fmean(run['processor_seconds'] for run in by_seed):.0f}"
+        cells += [cell(_mean(entropies), 3), "" if description.kind == "none" else seconds]
+        rows.append([description.title, count, *cells])
+    return markdown_table(["", "seeds", *COLUMNS, "entropy at the end", "processor s"], rows)
 
 
-def changes_table(results: Results, set_results: Results) -> str:
-    """Return a table of each arm's changes from its start, and its reward less that of `both`.
+def changes_table(runs: Sequence[Run], set_name: str, name: str) -> str:
+    """Return a table of the changes of a figure by seed, less the control, and less SFT."""
+    changes, rows = changes_of(runs, set_name, CHANGED[name]), []
+    for arm, by_seed in changes.items():
+        cells = [", ".join(f"{by_seed[seed]:+.3f}" for seed in sorted(by_seed))]
+        cells.append(_as_text(seed_interval(list(by_seed.values()))))
+        for other in (CONTROL, SFT):
+            is_rival = other != arm and other in changes
+            cells.append(_as_text(against(by_seed, changes[other])) if is_rival else "")
+        if name == "right":
+            cells.append(_questions_cell(runs, set_name, arm))
+        rows.append([ARMS[arm].title, *cells])
+    head = [f"{name}: change", "seed by seed", "mean of the seeds [95 %]"]
+    head += ["less the shuffled control, paired by seed", "less SFT, paired by seed"]
+    return markdown_table([*head, *(["questions as the unit"] if name == "right" else [])], rows)
 
-    The trained policies are held fixed, and the questions are drawn anew.
-    """
+
+def updates_table(runs: Sequence[Run]) -> str:
+    """Return what training saw at its first, its middle and its last update."""
     rows = []
-    for name, arm in set_results["arms"].items():
-        cells = [_with_interval(arm["changes"][COLUMNS[key][0]]) for key in CHANGED]
-        less = arm.get("against_both")
-        cells.append(_with_interval(less["reward_mean"]) if less else "")
-        rows.append([_title(results, name), *cells])
-    both = "reward at the end, less *both rewards*"
-    return markdown_table(["", *(f"{key}, from the start" for key in CHANGED), both], rows)
+    for arm, description in ARMS.items():
+        logs = [run["by_update"] for run in of_arm(runs, arm).values() if run["by_update"]]
+        count = min((len(log["reward_mean"]) for log in logs), default=0)
+        for update in sorted({0, (count - 1) // 2, count - 1}) if count else ():
+            cells = [
+                cell(_mean([log[key][update] for log in logs]), digits)
+                for key, digits in BY_UPDATE.values()
+            ]
+            rows.append([description.title, str(update + 1), *cells])
+    return markdown_table(["", "update", *BY_UPDATE], rows)
 
 
-def flat_table(results: Results) -> str:
-    """Return the share of an update's groups whose episodes all have the same reward."""
-    rows = []
-    for arm in results["arms"].values():
-        means = [fmean(run) for run in arm["logged"]["groups_without_spread"] if run]
-        rows.append([arm["title"], cell(fmean(means) if means else None, 1)])
-    return markdown_table(["", "groups without spread, an update"], rows)
+def power_table(runs: Sequence[Run], set_name: str) -> str:
+    """Return how many seeds, and how many questions, would show an effect over a rival."""
+    changes, rows = changes_of(runs, set_name, "right"), []
+    for rival in (CONTROL, SFT):
+        for arm, by_seed in changes.items():
+            both = sorted(by_seed.keys() & changes.get(rival, {}).keys())
+            if arm == rival or ARMS[arm].dealt or len(both) < 2:
+                continue
+            deviation = statistics.stdev([by_seed[seed] - changes[rival][seed] for seed in both])
+            of_question = statistics.stdev(_differences(runs, set_name, arm, rival))
+            cells = [f"{needed(deviation, e)} / {needed(of_question, e)}" for e in EFFECTS]
+            title = f"{ARMS[arm].title}, less {ARMS[rival].title}"
+            rows.append([title, str(len(both)), f"{deviation:.3f}", f"{of_question:.2f}", *cells])
+    if not rows:
+        return "No arm has two seeds beside a rival yet."
+    head = ["", "seeds", "deviation of a seed", "deviation of a question"]
+    return markdown_table([*head, *(f"+{effect:g}: seeds / questions" for effect in EFFECTS)], rows)
 
 
-def invalid_table(results: Results, set_results: Results) -> str:
-    """Return a table of invalid turns per hundred episodes, by reason."""
-    count = set_results["episodes"]
-    rows_of = {STARTS[name]: (stats, count) for name, stats in set_results["starts"].items()}
-    rows_of |= {
-        _title(results, name): (arm["end"], count * len(arm["seeds"]))
-        for name, arm in set_results["arms"].items()
-    }
-    reasons = sorted({reason for stats, _ in rows_of.values() for reason in stats["invalid"]})
-    rows = [
-        [title, *(cell(100 * stats["invalid"].get(reason, 0) / count, 1) for reason in reasons)]
-        for title, (stats, count) in rows_of.items()
+def verdicts(runs: Sequence[Run], set_name: str) -> list[str]:
+    """Return sentences that say what the tables show, computed from their numbers."""
+    changes = changes_of(runs, set_name, "right")
+    tried = [arm for arm in changes if ARMS[arm].kind == "rl" and ARMS[arm].dealt is None]
+    enough = [arm for arm in tried if len(changes[arm]) >= FEWEST_SEEDS]
+    if not enough:
+        return [f"No arm has {FEWEST_SEEDS} seeds yet: nothing is shown."]
+    lines = []
+    for arm in enough:
+        from_start = seed_interval(list(changes[arm].values()))
+        parts = [f"{_as_text(from_start)} from the start{_clear(from_start)}"]
+        for rival, title in ((CONTROL, "less the shuffled control"), (SFT, "less SFT")):
+            less = against(changes[arm], changes.get(rival, {}))
+            if less is None or less.low is None:
+                parts.append(f"{title}: too few seeds")
+            else:
+                parts.append(f"{_as_text(less)} {title}{_clear(less)}")
+        lines.append(f"*{ARMS[arm].title}*, right answers: {'; '.join(parts)}.")
+    if CONTROL in changes:
+        drift = list(changes[CONTROL].values())
+        lines.append(
+            f"The shuffled control ends at {min(drift):+.3f} to {max(drift):+.3f} right answers."
+        )
+    missing = [ARMS[arm].title for arm in ARMS if len(changes.get(arm, {})) < FEWEST_SEEDS]
+    missing.remove(ARMS[START].title)
+    if missing:
+        names = "; ".join(f"*{title}*" for title in missing)
+        lines.append(f"Fewer than {FEWEST_SEEDS} seeds, so nothing is shown: {names}.")
+    return lines
+
+
+def question_values(runs: Sequence[Run], set_name: str, arm: str) -> list[float | None]:
+    """Return for each question the share of the seeds that are right; None if none was judged."""
+    strings = [run["sets"][set_name]["of_questions"] for run in of_arm(runs, arm).values()]
+    return [
+        _mean([None if c == "-" else float(c) for c in col]) for col in zip(*strings, strict=True)
     ]
-    return markdown_table(["of 100 episodes", *(f"`{reason}`" for reason in reasons)], rows)
 
 
-def _title(results: Results, name: str) -> str:
-    return str(results["arms"][name]["title"])
+def _differences(runs: Sequence[Run], set_name: str, arm: str, rival: str) -> list[float]:
+    pairs = zip(
+        question_values(runs, set_name, arm), question_values(runs, set_name, rival), strict=True
+    )
+    return [a - b for a, b in pairs if a is not None and b is not None]
 
 
-def _cells(stats: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    return [cell(stats[key], digits) for key, digits in (COLUMNS[name] for name in columns)]
+def _questions_cell(runs: Sequence[Run], set_name: str, arm: str) -> str:
+    low, high = mean_interval(_differences(runs, set_name, arm, START))
+    return f"[{low:+.3f}, {high:+.3f}]"
 
 
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3f}"
+def _mean(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
 
 
-def _with_interval(change: Mapping[str, Any]) -> str:
-    if change["interval"] is None:
-        return _signed(change["change"])
-    low, high = change["interval"]
-    return f"{change['change']:+.3f} [{low:+.3f}, {high:+.3f}]"
+def _as_text(interval: SeedInterval | None) -> str:
+    return "" if interval is None else interval.as_text()
 
 
-def _curves(arms: Mapping[str, Any], axes: Any) -> int:
-    """Draw one line per arm, with space for the names to the right; return how many."""
-    shown_arms = [name for name in arms if name in _COLOURS]
-    updates = 0
-    for name in shown_arms:
-        runs = [run for run in arms[name]["logged"]["ndcg_mean"] if None not in run]
-        means = [sum(values) / len(values) for values in zip(*runs, strict=False)]
-        axes.plot(range(1, len(means) + 1), means, color=_COLOURS[name], label=arms[name]["title"])
-        updates = max(updates, len(means))
-    axes.set_xlim(0, 2 * updates + 1)
-    axes.set_xticks(range(0, updates + 1, max(1, updates // 4)))
-    return len(shown_arms)
+def _clear(interval: SeedInterval) -> str:
+    return " (clear of 0)" if interval.is_clear else ""

@@ -1,186 +1,193 @@
-"""Runs the trainings of one run in order, and measures its policy on each set."""
+"""Trains and measures the runs of a plan, one after another. What is done is not done again."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from bench.common import machine, write_json
 from demo.search.generator import NAME as READING
 from demo.search.loop.knowing import NAME as KNOWING
-from demo.search.measured_sets import HELD_OUT, SETS
-from evidence.search.arms import ARMS, COMMON, CONFIG, YARDSTICK, Arm, Plan
+from demo.search.measured_sets import HELD_OUT, SETS, services_of_set
+from evidence.gain.runs import processor_seconds, run_checked
+from evidence.search.arms import (
+    ARMS,
+    CONFIG,
+    MEASURED,
+    POLICY,
+    YARDSTICK,
+    Plan,
+    settings_of,
+)
+from evidence.search.summary import curves, stats_of
 from scorekit.config import load_config
+from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from scorekit.processes import end_worker_with_parent
+from testing.processes import running_service
 from trainer.runs.checkpoints.checkpoint import checkpoints
+from trainer.runs.run_log import read_jsonl
 from trainer.search.config import SearchConfig
 
 #: Of a set -> settings that name its services.
 Services = Mapping[str, Sequence[str]]
+console = Console(stderr=True, highlight=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run to train and measure.
-
-    name, seed: of the run.
-
-    services: the settings that name them. Their addresses do not change the results.
-    """
-
-    plan: Plan
-    name: str
-    seed: int
-    services: Services
-
-    @property
-    def arm(self) -> Arm:
-        """Return the job's arm."""
-        return ARMS[self.name]
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of the run."""
-        return self.plan.folder / f"{self.name}-{self.seed}"
-
-    @property
-    def stages(self) -> list[list[str]]:
-        """Return all settings of each training, except paths."""
-        stages = self.arm.stages
-        updates = self.plan.updates // len(stages)
-        return [
-            [
-                *COMMON,
-                *self.plan.settings,
-                *stage,
-                f"rl.num_updates={updates}",
-                f"misc.seed={self.seed + 100 * number}",  # the second has other questions first
-            ]
-            for number, stage in enumerate(stages)
-        ]
-
-    @property
-    def is_trained(self) -> bool:
-        """Return whether the trained policy is on disk with the same settings."""
-        done = self.folder / "run.json"
-        return done.is_file() and json.loads(done.read_text("utf-8"))["stages"] == self.stages
-
-    @property
-    def unmeasured(self) -> list[str]:
-        """Return the sets that are not measured yet."""
-        return [n for n in self.plan.sets if not measured_path(self.folder, n).is_file()]
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether training and all measurements are done."""
-        return self.is_trained and not self.unmeasured
-
-
-def measured_path(run: Path, set_name: str) -> Path:
-    """Return the file of a run's measurement on a set."""
-    return run / f"measured{SETS[set_name].ending}.jsonl"
-
-
-def start_path(folder: Path, start: str, set_name: str) -> Path:
-    """Return the file of a start's measurement, which arms are compared with, in a plan's
-    folder.
-    """
-    return folder / f"{start}{SETS[set_name].ending}.jsonl"
-
-
-def begin_worker(path: Path) -> None:
-    """Write what this worker prints to a file, and end it with its parent."""
-    end_worker_with_parent()
-    out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(out, stream)
-
-
-def start_of(plan: Plan, arm: Arm) -> Path:
-    """Return the policy that an arm begins with."""
-    return plan.policy if arm.start == "warm" else plan.folder / "random-policy"
-
-
-def services_of(arm: Arm, urls: Mapping[str, Mapping[str, str]], folder: Path) -> Services:
+def services_of(
+    urls: Mapping[str, Mapping[str, str]], folder: Path, *, knows: bool = False
+) -> Services:
     """Return the settings that name the services of each set.
 
-    urls: by set, the URLs of its retriever, its judge, and of both generators (reading and
-    knowing).
+    urls: by set, the URLs of its retriever, its judge, and of both generators.
+    knows: take the generator that knows half of the answers by heart.
     """
-    name = READING if arm.knows == "nothing" else KNOWING
+    name = KNOWING if knows else READING
+    endings = {name: measured.ending for name, measured in (SETS | MEASURED).items()}
     return {
         set_name: (
             f"retriever.url={set_urls['retriever']}",
             f"answering.judge.url={set_urls['judge']}",
             f"answering.generator.base_url={set_urls[name]}/v1",
             f"answering.generator.model={name}",
-            f"answering.answers={folder / f'answers{SETS[set_name].ending}.sqlite'}",
+            f"answering.answers={folder / f'answers{endings[set_name]}.sqlite'}",
         )
         for set_name, set_urls in urls.items()
     }
 
 
-def run_job(job: Job) -> float:
-    """Train and measure what is missing of a run, and return the seconds of both.
+@contextmanager
+def open_services(plan: Plan) -> Iterator[Services]:
+    """Start the index of each measured set and of training, the judge, and the generators."""
+    folder = plan.folder
+    with ExitStack() as running:
+        judge = running.enter_context(running_service("judge", folder))
+        urls = {
+            name: {"judge": judge, **services_of_set(folder, MEASURED[name], running)}
+            for name in dict.fromkeys((*plan.sets, HELD_OUT))
+        }
+        yield services_of(urls, folder)
 
-    Raises UserError if a training ends early or leaves no checkpoint.
+
+def start_digest() -> str:
+    """Return a digest of the weights that all runs start from."""
+    return digest_files([POLICY / "model.safetensors"])
+
+
+def result_path(plan: Plan, name: str, seed: int) -> Path:
+    """Return the file of a run's result."""
+    return plan.results / f"{name}-{seed}.json"
+
+
+def is_done(plan: Plan, name: str, seed: int) -> bool:
+    """Return whether a run has a result with these settings.
+
+    Raises UserError if the result is of another start: they cannot stand in one table.
     """
-    started, record = time.monotonic(), None
-    if not job.is_trained:
-        train(job)
-        record = {"stages": job.stages, "train_s": time.monotonic() - started}
-    policy = next(iter(checkpoints(job.folder / f"stage-{len(job.stages) - 1}/checkpoints")), None)
+    path = result_path(plan, name, seed)
+    if not path.is_file():
+        return False
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    if recorded["start"] != start_digest():
+        raise UserError(f"{path}: is of another start than {POLICY}. Move {plan.results} away")
+    return bool(recorded["settings"] == settings_of(plan, name, seed))
+
+
+def run_plan(plan: Plan) -> None:
+    """Run all that is missing; a run that was interrupted begins anew."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    missing = [run for run in plan.runs if not is_done(plan, *run)]
+    if not missing:
+        return
+    from evidence.search.turns import keeping_turns
+
+    with keeping_turns(), open_services(plan) as services:
+        for name, seed in missing:
+            started = time.monotonic()
+            run_one(plan, name, seed, services)
+            seconds = time.monotonic() - started
+            console.print(f"{ARMS[name].title}, seed {seed}: {seconds:.0f} s")
+
+
+def run_one(plan: Plan, name: str, seed: int, services: Services) -> None:
+    """Train what is missing of a run, measure it, and write its result."""
+    folder, settings = plan.folder / f"{name}-{seed}", settings_of(plan, name, seed)
+    done, before = folder / "run.json", machine()
+    trained: dict[str, Any] = {"settings": [], "processor_seconds": 0.0}
+    if ARMS[name].kind != "none":
+        if done.is_file():
+            trained = json.loads(done.read_text("utf-8"))
+        if trained["settings"] != settings:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            spent = processor_seconds()
+            train(name, settings, folder, services[HELD_OUT])
+            trained = {"settings": settings, "processor_seconds": processor_seconds() - spent}
+            write_atomic(done, json.dumps(trained))
+    spent, sets = processor_seconds(), {}
+    for set_name in plan.sets:
+        out = folder / f"measured{MEASURED[set_name].ending}.jsonl"
+        measured = [*YARDSTICK, "rollout.deterministic=true", *services[set_name]]
+        questions = MEASURED[set_name].questions
+        measure_policy(CONFIG, measured, policy_of(folder, name), questions, out, plan.limit)
+        sets[set_name] = stats_of(read_jsonl(out))
+        shutil.rmtree(out.with_suffix(""))
+    log = folder / "train/log.jsonl"
+    write_json(
+        result_path(plan, name, seed),
+        {
+            "arm": name,
+            "seed": seed,
+            "start": start_digest(),
+            "settings": settings,
+            "commit": before["commit"],
+            "processor_seconds": round(trained["processor_seconds"], 1),
+            "measuring_seconds": round(processor_seconds() - spent, 1),
+            "sets": sets,
+            "by_update": curves(read_jsonl(log)) if log.is_file() else {},
+        },
+    )
+
+
+def policy_of(folder: Path, name: str) -> Path:
+    """Return the policy that a run left. Raises UserError if there is none."""
+    if ARMS[name].kind == "none":
+        return POLICY
+    policy = next(iter(checkpoints(folder / "train/checkpoints")), None)
+    if ARMS[name].kind == "sft":
+        policy = folder / "policy" if (folder / "policy").is_dir() else None
     if policy is None:
-        raise UserError(f"{job.folder}: no checkpoint to measure; remove it to train anew")
-    for set_name in job.unmeasured:
-        measure(
-            job.plan,
-            job.arm,
-            set_name,
-            job.services[set_name],
-            policy,
-            measured_path(job.folder, set_name),
-        )
-    seconds = time.monotonic() - started
-    if record is not None:
-        write_atomic(job.folder / "run.json", json.dumps(record | {"s": seconds}, indent=1))
-        for state in job.folder.glob("stage-*/checkpoints/*/optimizer*"):
-            state.unlink()
-    return seconds
+        raise UserError(f"{folder}: no policy to measure; remove it to train anew")
+    return policy
 
 
-def train(job: Job) -> None:
-    """Train all stages of a run, on the documents and questions of training."""
+def train(name: str, settings: Sequence[str], folder: Path, services: Sequence[str]) -> None:
+    """Train an arm on the documents and questions of training, by RL or as its start was."""
+    if ARMS[name].kind == "sft":
+        command = ["demo.train.search.policy", "--start", str(POLICY), "--query-steps=20"]
+        command += ["--rate=1e-3", f"--out={folder / 'policy'}", *settings]
+        run_checked(command, folder / "sft.log", {})
+        return
     from evidence.search.control import dealing
     from trainer.search.data import load_train
     from trainer.search.training.train import run_search
 
-    shutil.rmtree(job.folder, ignore_errors=True)
-    policy = start_of(job.plan, job.arm)
-    for number, settings in enumerate(job.stages):
-        run_settings = [f"misc.run_dir={job.folder / f'stage-{number}'}", f"policy.path={policy}"]
-        cfg = load_config(SearchConfig, CONFIG, [*settings, *job.services[HELD_OUT], *run_settings])
-        with dealing(job.arm.dealt):
-            artifacts = run_search(load_train(cfg), {}, cfg)
-        if artifacts.stopped or artifacts.checkpoint is None:
-            raise UserError(f"{job.name}, seed {job.seed}: {artifacts.stopped or 'no checkpoint'}")
-        policy = artifacts.checkpoint
-
-
-def measure(
-    plan: Plan, arm: Arm, set_name: str, services: Sequence[str], policy: Path, out: Path
-) -> None:
-    """Play a greedy episode of each question of a set; write a line of stats for each."""
-    of_arm = [key for key in arm.settings if key.startswith("answering.")]
-    settings = [*of_arm, *YARDSTICK, *services]
-    measure_policy(CONFIG, settings, policy, SETS[set_name].questions, out, plan.limit)
+    paths = [f"misc.run_dir={folder / 'train'}", f"policy.path={POLICY}"]
+    cfg = load_config(SearchConfig, CONFIG, [*settings, *services, *paths])
+    with dealing(ARMS[name].dealt):
+        artifacts = run_search(load_train(cfg), {}, cfg)
+    if artifacts.stopped or artifacts.checkpoint is None:
+        raise UserError(f"{folder}: {artifacts.stopped or 'no checkpoint'}")
+    for state in folder.glob("train/checkpoints/*/optimizer*"):
+        state.unlink()
+    shutil.rmtree(folder / "train/trajectories", ignore_errors=True)
 
 
 def measure_policy(

@@ -93,16 +93,17 @@ def test_the_meta_evaluation_runs_in_small():
 @pytest.mark.slow
 def test_the_search_evidence_runs_in_small():
     module = "evidence.search"
-    folder = ROOT / "runs/bench/search_evidence"
+    folder = ROOT / "runs/bench/search"
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", module, "--quick", "--only", "both", "--only", "rows"]
+    command = [sys.executable, "-m", module, "--quick"]
     for _ in range(2):  # finished work is not run again
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr[-3000:]
-        report = json.loads((ROOT / "runs/bench/search_evidence.json").read_text(encoding="utf-8"))
-        assert list(report["arms"]) == ["both", "rows"] and list(report["sets"]) == ["held_out"]
-        for arm in report["sets"]["held_out"]["arms"].values():
-            assert math.isfinite(arm["end"]["reward_mean"]) and arm["seeds"] == [1]
-        for arm in report["arms"].values():
-            assert len(arm["logged"]["ndcg_mean"][0]) == report["updates"] == 2
+        paths = sorted((folder / "results").glob("*.json"))
+        assert [path.stem for path in paths] == ["both-1", "sft-1", "start-0"]
+        for report in (json.loads(path.read_text(encoding="utf-8")) for path in paths):
+            assert list(report["sets"]) == ["held_out"]
+            assert report["sets"]["held_out"]["questions"] == 3
+            if report["arm"] == "both":
+                assert len(report["by_update"]["ndcg_mean"]) == 2
     assert "seed 1:" not in result.stderr

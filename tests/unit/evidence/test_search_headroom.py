@@ -57,6 +57,20 @@ def test_the_table_has_a_row_for_each_player_and_small_print_apart(results):
     assert rows[TITLES["greedy"]].split(" | ")[2] == "0.000"
 
 
+def test_an_answer_that_was_not_judged_lowers_the_coverage_and_is_not_wrong(tmp_path, results):
+    write(tmp_path / "rules.jsonl", [line("a", 1.0), line("b", 0.0) | {"success_share": None}])
+    players = summarise(tmp_path)
+    assert [row["success_share"] for row in players["rules"].values()] == [1.0, None]
+    rows = {
+        row.split(" | ")[0].strip("| "): row for row in table({"players": players}).splitlines()
+    }
+    rules = rows[TITLES["rules"]]
+    assert rules.split(" | ")[1].startswith("1.000 [") and rules.endswith("| 0.500 |")
+    for values in players["rules"].values():
+        del values["coverage"]  # as in results of before it was noted
+    assert table({"players": players}).splitlines()[5].endswith("| – |")
+
+
 def test_the_sentence_says_the_numbers_of_the_table(results):
     text = in_words(results)
     assert "Of 2 questions the oracle gets 1.00 right, and the start 0.50." in text
