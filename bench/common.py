@@ -32,6 +32,7 @@ from rich.table import Table
 from scorekit.client import SyncScoringClient
 from scorekit.command import clean_exit
 from scorekit.errors import ServiceUnreachable, UserError
+from scorekit.files import write_atomic
 from scorekit.processes import end_with_parent, end_worker_with_parent
 from scorekit.server.backend import installed_versions
 from testing.processes import free_port, running
@@ -284,9 +285,8 @@ def write(
 
 
 def write_json(path: Path, results: Any) -> None:
-    """Write results as readable JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write results as readable JSON. A killed run leaves no part of a file."""
+    write_atomic(path, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def run(

@@ -16,7 +16,7 @@ import random
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,9 @@ from evidence.gain.runs import processor_seconds
 from evidence.roleplay.arms import CONFIG
 from evidence.seeds import PAGES, SeedInterval, against, bullet, check_arms, seed_interval, wrapped
 from scorekit.command import clean_exit
+from scorekit.digest import digest_files
+from scorekit.errors import UserError
+from scorekit.files import replacing_folder
 from testing.processes import exit_on_sigterm, running_service
 
 RUNS = ROOT / "runs/roleplay_clean"
@@ -59,7 +62,8 @@ class Size:
     rounds: at most.
     judge: steps of its training.
     updates: of GRPO.
-    steps: of continued SFT, which take about the processor seconds of GRPO and the embedder.
+    steps: of continued SFT, which are to take the processor seconds of GRPO and the embedder; the
+    page says what they took.
     turns: that are measured, at most.
     """
 
@@ -108,9 +112,10 @@ def make_start(folder: Path, embedder: str, size: Size) -> None:
     from_base = ("--start", str(folder / "base"), "--batch", "8", "--rate", "1e-3")
     stages: list[tuple[str, int, tuple[str, ...]]] = [("base", size.base, ())]
     for name, steps, flags in [*stages, ("chat", size.chat, from_base)]:
-        if not (folder / name / "config.json").is_file():
-            options = ("--steps", str(steps), "--out", str(folder / name))
-            run_checked("demo.train.roleplay.policy", name, *flags, *options)
+        if not (folder / name).is_dir():
+            with replacing_folder(folder / name) as part:  # a killed training leaves no folder
+                options = ("--steps", str(steps), "--out", str(part))
+                run_checked("demo.train.roleplay.policy", name, *flags, *options)
     write_dialogues(folder / "dialogues.jsonl", size.dialogues)
     template = folder / "chat_template.jinja"
     template.unlink(missing_ok=True)
@@ -142,8 +147,10 @@ def make_judge(folder: Path, size: Size) -> dict[str, float]:
     from evidence.roleplay.judge import ReplyJudge, check_judge, train_judge
 
     setup(1)
-    if not (folder / "judge/config.json").is_file():
-        train_judge(AutoTokenizer.from_pretrained(folder / "policy"), folder / "judge", size.judge)
+    if not (folder / "judge").is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+        with replacing_folder(folder / "judge") as part:
+            train_judge(tokenizer, part, size.judge)
     path = folder / "judge.json"
     if not path.is_file():
         write_json(path, check_judge(ReplyJudge(folder / "judge"), size.turns))
@@ -257,14 +264,34 @@ def run_plan(
         write_json(results / "start.json", {**curve, "judge": accuracies})
         names = [name for name in ARMS if not only or name in only]
         for seed, name in [(0, START), *((seed, name) for seed in seeds for name in names)]:
-            run_one(folder, results, name, seed, url, size)
+            path = results / f"{name}-{seed}.json"
+            if not is_done(path, start_digest(folder), size):
+                run_one(folder, path, name, seed, url, size)
 
 
-def run_one(folder: Path, results: Path, name: str, seed: int, url: str, size: Size) -> None:
-    """Train and measure a run, unless it has a result."""
-    path = results / f"{name}-{seed}.json"
-    if path.is_file():
-        return
+def start_digest(folder: Path) -> str:
+    """Return a digest of the weights of the start and of the judge."""
+    return digest_files(folder / name / "model.safetensors" for name in ("policy", "judge"))
+
+
+def is_done(path: Path, start: str, size: Size) -> bool:
+    """Return whether a run has a result of these sizes.
+
+    start: digest of the start and the judge. Raises UserError if the result is of others: runs of
+    two starts, or two judges, cannot stand in one table.
+    """
+    if not path.is_file():
+        return False
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    if recorded.get("start") != start:
+        raise UserError(
+            f"{path}: is of another start or judge. Move {path.parent} away to run all arms again"
+        )
+    return bool(recorded["size"] == asdict(size))
+
+
+def run_one(folder: Path, path: Path, name: str, seed: int, url: str, size: Size) -> None:
+    """Train and measure a run. path: of its result."""
     policy, spent = folder / "policy", 0.0
     if name != START:
         policy, before = folder / f"{name}-{seed}", processor_seconds()
@@ -275,8 +302,9 @@ def run_one(folder: Path, results: Path, name: str, seed: int, url: str, size: S
             train_grpo(folder, policy, url, size, seed, name == SHUFFLED)
         spent = processor_seconds() - before
     stats = judged(folder, evaluate(folder, policy, "final_test", url, size))
-    line = {"arm": name, "seed": seed, "commit": machine()["commit"], "processor_seconds": spent}
-    write_json(path, line | {"stats": stats})
+    line = {"arm": name, "seed": seed, "start": start_digest(folder), "size": asdict(size)}
+    line |= {"commit": machine()["commit"], "processor_seconds": spent, "stats": stats}
+    write_json(path, line)
     values = ", ".join(f"{title} {stat(stats):.3f}" for title, (stat, _) in STATS.items())
     console.print(f"  {spent:.0f} processor seconds: {values}")
 
@@ -329,7 +357,7 @@ def tables(results: Mapping[str, Any]) -> str:
             f"The judge prefers the grammar's own reply to a worse one in {accuracies}. The start "
             f"on {len(first['judge'])} unseen turns: {means}. The test turns were answered "
             f"{len(runs)} times, once by each policy. All trainings: {spent:.2f} core-hours. "
-            f"Commit `{runs[-1]['commit']}`."
+            f"Commit `{runs[-1]['commit']}`. {' '.join(caveats(runs, start['curve']))}"
         )
     ]
     for title, (stat, digits) in STATS.items():
@@ -337,6 +365,24 @@ def tables(results: Mapping[str, Any]) -> str:
     parts += ["### Clean start: what the tables say"]
     parts += ["\n".join(bullet(line) for line in verdicts(runs))]
     return "\n\n".join(parts)
+
+
+def caveats(runs: Sequence[Mapping[str, Any]], curve: Sequence[Mapping[str, float]]) -> list[str]:
+    """Return a sentence if the start was stopped early, and one on the compute of the arms."""
+    from evidence.gain.start import is_flat
+
+    out = []
+    if not is_flat([line["chrf"] for line in curve], LEAST_GAIN):
+        out.append("**The start's chrF still rose in its last round: a gain over it is no gain.**")
+    spent = {
+        name: statistics.fmean(seconds)
+        for name in (GRPO, SFT)
+        if (seconds := [run["processor_seconds"] for run in runs if run["arm"] == name])
+    }
+    if len(spent) == 2:
+        ratio = spent[SFT] / spent[GRPO]
+        out.append(f"Continued SFT took {ratio:.2f} times the processor seconds of GRPO.")
+    return out
 
 
 def verdicts(runs: Sequence[Mapping[str, Any]]) -> list[str]:

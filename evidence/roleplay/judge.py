@@ -112,11 +112,12 @@ class ReplyJudge:
 
 
 def check_judge(judge: ReplyJudge, count: int) -> dict[str, float]:
-    """Return how often the judge prefers the grammar's own reply to a worse one.
+    """Return how often the judge prefers the grammar's own reply to a worse one, by its name.
 
     The worse ones: `noisy`, the same reply with a fault (demo/train/roleplay/noise.py); `level`,
     the same reply at the other speech level; `other`, the reply of another dialogue with this
-    one's names. count: dialogues in scenarios of the measured turns, which it did not learn.
+    one's names. A name without any is left out.
+    count: dialogues in scenarios of the measured turns. It learned others of these scenarios.
     """
     rng = random.Random(_TESTED)
     dialogues = [dialogue(rng, "", held_out=True, longest=2) for _ in range(count)]
@@ -139,7 +140,8 @@ def check_judge(judge: ReplyJudge, count: int) -> dict[str, float]:
             for good, bad, reply, text in zip(right, scores, own_replies, texts, strict=True)
             if text != reply.text
         ]
-        accuracy[name] = sum(good > bad for good, bad in rows) / len(rows) if rows else 1.0
+        if rows:
+            accuracy[name] = sum(good > bad for good, bad in rows) / len(rows)
     return accuracy
 
 

@@ -88,12 +88,33 @@ class RerankResponse(WireAnswer):
     usage: RerankUsage
 
 
+class DocumentToRank(Wire):
+    """A document as some clients of Jina and Cohere send it."""
+
+    text: str = Field(min_length=1)
+
+
+def _text_of(document: Any) -> Any:
+    """Return the text of a document with nothing but a text; anything else as it is."""
+    is_object = isinstance(document, dict) and document.keys() == {"text"}
+    return document["text"] if is_object else document
+
+
+_Document = Annotated[
+    str,
+    Field(min_length=1),
+    BeforeValidator(
+        _text_of, json_schema_input_type=Annotated[str, Field(min_length=1)] | DocumentToRank
+    ),
+]
+
+
 def rerank_request(max_items: int) -> type[BaseModel]:
     """Return the type of a request of Jina, Cohere and vLLM with at most so many documents."""
 
     class RerankRequest(Wire):
         query: str = Field(min_length=1)
-        documents: Annotated[list[Annotated[str, Field(min_length=1)]], FailFast()] = Field(
+        documents: Annotated[list[_Document], FailFast()] = Field(
             min_length=1, max_length=max_items
         )
         model: str | None = Field(None, description="Name of the model; another one is refused.")

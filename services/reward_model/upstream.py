@@ -21,7 +21,16 @@ import structlog
 from pydantic import SecretStr
 
 from scorekit.errors import SampleError, UserError
-from scorekit.llm.errors import CAUSES, LLMError, error_in, explain, message_of, sample_error
+from scorekit.llm.errors import (
+    CAUSES,
+    MISTAKES,
+    LLMError,
+    OperatorMistake,
+    error_in,
+    explain,
+    message_of,
+    sample_error,
+)
 from scorekit.llm.http import ChatServer, Reply
 from scorekit.llm.limits import RetryPolicy
 from scorekit.net.loops import gather_or_cancel
@@ -53,6 +62,13 @@ _NOT_FINITE = "the upstream's output is not finite"
 #: Words of a server that has such an output, in small letters: of TEI, and of vLLM, which cannot
 #: write it as JSON.
 _WORDS_OF_NOT_FINITE = ("score is nan", "out of range float values are not json compliant")
+
+#: Mistakes of the operator that are mended by a setting of this service -> how.
+_FIXES = {
+    "key": "put the server's key into the environment variable REWARD_MODEL_UPSTREAM_API_KEY",
+    "redirect": "which is not followed: name the address behind it in --upstream (https instead of "
+    "http, perhaps)",
+}
 
 
 class UpstreamProbe(RewardSample):
@@ -360,7 +376,7 @@ class UpstreamBackend:
         if reply.status == 501 or (reply.status == 404 and "model" not in words):
             route = f"it has no {self._route.path} for its model (HTTP {reply.status})"
             return _OtherModel(f"{route}: --upstream-api has to fit the server")
-        return explain(
+        error = explain(
             reply.status,
             reply.headers,
             reply.body,
@@ -369,6 +385,10 @@ class UpstreamBackend:
             authorization=self._server.authorization,
             request_id=name,
         )
+        if isinstance(error, OperatorMistake) and error.kind in _FIXES:
+            problem = f"{self._server.url}: {MISTAKES[error.kind]} (HTTP {reply.status})"
+            return OperatorMistake(f"{problem}: {_FIXES[error.kind]}", kind=error.kind)
+        return error
 
 
 def _sample_error(

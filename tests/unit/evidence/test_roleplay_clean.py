@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
 import torch
 
-from bench.common import RESULTS
+from bench.common import RESULTS, write_json
 from demo.common import MODELS
 from demo.train.chat_policy import STOP, save
 from demo.train.common import setup
@@ -17,17 +18,22 @@ from evidence.roleplay.clean import (
     END,
     GRPO,
     PAGE,
+    QUICK,
     SFT,
     SHUFFLED,
     START,
     TURNS,
+    Size,
+    caveats,
     changes_of,
+    is_done,
     read_results,
     tables,
     verdicts,
     write_dialogues,
 )
 from evidence.roleplay.judge import ReplyJudge, check_judge, new_judge
+from scorekit.errors import UserError
 
 
 def run(arm, seed, judge, reward=0.8):
@@ -99,6 +105,29 @@ def test_the_dialogues_of_sft_are_clean_and_in_no_measured_scenario(tmp_path):
     for name in TURNS:
         measured = {row["prompt"][0]["content"].split("의 ")[0] for row in read_jsonl(TURNS[name])}
         assert not systems & measured
+
+
+def test_a_check_without_a_worse_reply_is_no_accuracy(judge, monkeypatch):
+    monkeypatch.setattr("evidence.roleplay.judge.noisy", lambda reply, rng: reply.text)
+    assert set(check_judge(judge, 3)) == {"level", "other"}
+
+
+def test_a_result_of_another_start_is_refused_and_one_of_another_size_is_run_again(tmp_path):
+    path = tmp_path / "grpo-1.json"
+    assert not is_done(path, "a", QUICK)
+    write_json(path, run(GRPO, 1, -1.0) | {"start": "a", "size": asdict(QUICK)})
+    assert is_done(path, "a", QUICK) and not is_done(path, "a", Size())
+    with pytest.raises(UserError, match=r"another start or judge\. Move"):
+        is_done(path, "b", QUICK)
+
+
+def test_a_start_that_was_stopped_early_and_the_compute_of_sft_are_told():
+    curve = [{"chrf": 20.0}, {"chrf": 21.0}]
+    flat = [*curve, {"chrf": 21.1}]
+    runs = runs_of(grpo=[-0.8])
+    assert "a gain over it is no gain" in caveats(runs, curve)[0] and not caveats(runs, flat)
+    runs += [run(SFT, 1, -1.0) | {"processor_seconds": 18.0}]
+    assert caveats(runs, flat) == ["Continued SFT took 0.50 times the processor seconds of GRPO."]
 
 
 def test_a_change_is_taken_from_the_frozen_start():

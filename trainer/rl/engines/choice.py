@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from scorekit.errors import UserError
+from scorekit.net.addresses import address_of
 from trainer.rl.config import SamplingConfig, VLLMConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
@@ -92,11 +93,18 @@ def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> st
         server = VLLMServer(url)
         try:
             with as_user_error(server.url):  # an answer that is cut says nothing about the server
-                return await retry(
-                    lambda: check_server(server, cfg.model, adapters=adapters, images=images),
-                    url=server.url,
-                    attempts=ATTEMPTS,
-                )
+                async with asyncio.timeout(cfg.timeout_s):
+                    return await retry(
+                        lambda: check_server(server, cfg.model, adapters=adapters, images=images),
+                        url=server.url,
+                        attempts=ATTEMPTS,
+                    )
+        except TimeoutError:
+            raise UserError(
+                f"generation.vllm.url: {address_of(server.url)} gave no answer in timeout_s = "
+                f"{cfg.timeout_s:g} seconds, while it was checked. Restart the server or correct "
+                "the URL"
+            ) from None
         finally:
             await server.close()
 

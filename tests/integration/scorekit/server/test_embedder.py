@@ -310,6 +310,9 @@ def test_documents_are_ranked_by_their_cosine_to_the_query(url):
     for row in answer["results"]:
         assert row["relevance_score"] == pytest.approx(cosine[row["document"]["text"]], abs=1e-6)
     assert answer["usage"] == {"total_tokens": 8}
+    objects = {"documents": [{"text": text} for text in body["documents"]]}
+    full = body | objects | {"return_documents": True}
+    assert httpx.post(f"{url}/v1/rerank", json=full).json() == answer
     best = httpx.post(f"{url}/v1/rerank", json=body | {"top_n": 1}).json()["results"]
     assert [row["index"] for row in best] == [body["documents"].index(ranked[0])]
     assert "document" not in best[0]

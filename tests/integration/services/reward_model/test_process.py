@@ -175,12 +175,20 @@ def test_documents_are_ranked_by_the_models_score_and_the_model_is_named():
             scores = [r.score for r in client.score([{"src": "q", "mt": d} for d in documents])]
         body = {"query": "q", "documents": documents, "model": "owner/fake"}
         answer = httpx.post(f"{url}/v1/rerank", json=body).json()
+        objects = [{"text": document} for document in documents]
+        same = httpx.post(f"{url}/v1/rerank", json=body | {"documents": objects}).json()
+        titled = httpx.post(
+            f"{url}/v1/rerank", json=body | {"documents": ["a", {"text": "b", "title": "c"}]}
+        )
         refused = httpx.post(f"{url}/v1/rerank", json=body | {"documents": ["a", "nan"]})
         other = httpx.post(f"{url}/v1/rerank", json=body | {"model": "another"})
         models = httpx.get(f"{url}/v1/models").json()
     order = sorted(range(4), key=lambda index: -scores[index])
     assert [row["index"] for row in answer["results"]] == order
     assert [row["relevance_score"] for row in answer["results"]] == [scores[k] for k in order]
+    assert same == answer  # clients of Jina and Cohere send objects, too
+    words = "documents.1: Input should be a valid string"
+    assert titled.status_code == 422 and titled.json()["error"]["message"] == words
     assert refused.status_code == 500
     assert "documents.1: non_finite" in refused.json()["error"]["message"]
     assert (

@@ -6,7 +6,7 @@ The stand-in answers as vLLM 0.32 and Text Embeddings Inference do; each test fi
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
@@ -35,6 +36,7 @@ class Upstream:
 
     outputs: by label, in its order.
     answers: given first, in order.
+    is_hanging: requests get no answer.
     """
 
     def __init__(self, outputs: dict[str, float] | None = None, model: str = "rm") -> None:
@@ -42,7 +44,7 @@ class Upstream:
         self.model = model
         self.answers: list[Any] = []
         self.requests: list[tuple[str, dict[str, Any], str | None]] = []
-        self.hold = threading.Event()
+        self.is_hanging = False
         self.app = FastAPI()
         for path in ("/classify", "/pooling", "/score", "/predict"):
             self.app.post(path)(self.answer)
@@ -50,6 +52,8 @@ class Upstream:
     async def answer(self, request: Request) -> Any:
         body = await request.json()
         self.requests.append((request.url.path, body, request.headers.get("authorization")))
+        while self.is_hanging and not await request.is_disconnected():
+            await asyncio.sleep(0.01)
         if self.answers:
             return self.answers.pop(0)
         values = list(self.outputs.values())
@@ -238,6 +242,24 @@ def test_a_server_that_is_away_or_hangs_fails_samples():
     (result,) = ask(stopped, {"text": "a"}, url=f"http://127.0.0.1:{free_port()}")
     assert isinstance(result, Failed) and "cannot be reached" in result.error.message
     assert result.error.retryable
+    hanging = Upstream()
+    hanging.is_hanging = True
+    (result,) = ask(hanging, {"text": "a"}, request_timeout_s=0.2, max_attempts=2)
+    assert isinstance(result, Failed) and "did not answer in time" in result.error.message
+    assert result.error.retryable and len(hanging.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "name"), [(401, "REWARD_MODEL_UPSTREAM_API_KEY"), (307, "--upstream")]
+)
+def test_the_log_names_the_setting_of_this_service_that_mends_a_refusal(status, name):
+    upstream = Upstream()
+    upstream.answers = [refused(status)]
+    with capture_logs() as lines:
+        (result,) = ask(upstream, {"text": "a"})
+    (error,) = [line["error"] for line in lines if line["event"] == "upstream_failed"]
+    assert name in error and "api_key_env" not in error and "base_url" not in error
+    assert isinstance(result, Failed) and not result.error.retryable
 
 
 def test_a_sample_beyond_the_upstreams_context_is_overlong():

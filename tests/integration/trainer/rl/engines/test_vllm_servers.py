@@ -107,6 +107,15 @@ def test_a_failure_that_passes_while_a_server_is_checked_does_not_end_the_run(
     assert len(stub.bodies) == 2 * vllm_sync.ATTEMPTS and not stub.failures
 
 
+def test_a_server_that_never_answers_is_named_before_the_run(policy: Path) -> None:
+    stub = VLLMStub(policy)
+    stub.is_hanging = True
+    with running_app(stub.app) as url:
+        with pytest.raises(UserError, match=rf"{url} gave no answer in timeout_s = 0\.3 seconds"):
+            probe_server(VLLMConfig(url=url, timeout_s=0.3), adapters=False)
+        stub.is_hanging = False
+
+
 def test_a_server_that_a_killed_run_left_paused_is_resumed(policy: Path) -> None:
     stub = VLLMStub(policy)
     stub.pause("keep")
