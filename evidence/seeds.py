@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import ROOT, markdown_table
+from bench.common import ROOT, markdown_table, write_between
 from scorekit.errors import UserError
 from testing.processes import run_module
 
@@ -74,6 +74,14 @@ def spread_shares(values: Sequence[float]) -> str:
 def wrapped(text: str) -> str:
     """Return a paragraph in lines of a page."""
     return textwrap.fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
+
+
+def write_section(title: str, begin: str, end: str, body: str, page: Path) -> None:
+    """Put text between two marks of a page. A page without the marks gets a section at its end."""
+    text = page.read_text(encoding="utf-8")
+    if begin not in text:
+        page.write_text(f"{text.rstrip()}\n\n## {title}\n\n{begin}\n{end}\n", encoding="utf-8")
+    write_between(begin, end, body, page)
 
 
 def bullet(text: str) -> str:

@@ -13,10 +13,19 @@ import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
 
-from bench.common import markdown_table, write_between
+from bench.common import markdown_table
 from evidence.gain.arms import ARMS, COOLER, CORE, ROUND, SFT, SHUFFLED, START, TEMPERATURE
 from evidence.gain.data import Direction
-from evidence.seeds import PAGES, Changes, SeedInterval, against, bullet, seed_interval, wrapped
+from evidence.seeds import (
+    PAGES,
+    Changes,
+    SeedInterval,
+    against,
+    bullet,
+    seed_interval,
+    wrapped,
+    write_section,
+)
 from scorekit.paired import mean_interval
 
 PAGE = PAGES / "translation.md"
@@ -128,14 +137,21 @@ def main_table(runs: Sequence[Result], name: str) -> str:
     rows = [[ARMS[START].title, "", *(f"{stat(start):.{d}f}" for stat, d in stats), ""]]
     changes = [(changes_of(runs, name, stat), digits) for stat, digits in stats]
     for arm in changes[0][0]:
-        spent = [run["processor_seconds"] for run in runs if run["arm"] == arm]
         cells = [seed_interval(list(c[arm].values())).as_text(d) for c, d in changes]
         seeds = str(len(changes[0][0][arm]))
-        rows.append([ARMS[arm].title, seeds, *cells, f"{statistics.fmean(spent):.0f}"])
+        rows.append([ARMS[arm].title, seeds, *cells, f"{processor_seconds(runs, arm):.0f}"])
         if ARMS[arm].kind == "none":
             rows[-1][1] = rows[-1][-1] = ""
     head = ["arm", "seeds", "greedy chrF", "mean sample", "BLEU", "length", "reward"]
     return markdown_table([*head, "processor s"], rows)
+
+
+def processor_seconds(runs: Sequence[Result], arm: str) -> float:
+    """Return the mean processor seconds of an arm, with those of the arm that it starts from."""
+    spent = statistics.fmean(run["processor_seconds"] for run in runs if run["arm"] == arm)
+    start = ARMS[arm].start
+    has_start = any(run["arm"] == start for run in runs)
+    return spent + processor_seconds(runs, start) if start and has_start else spent
 
 
 def against_table(runs: Sequence[Result], name: str) -> str:
@@ -412,4 +428,4 @@ def marks(direction: Direction) -> tuple[str, str]:
 
 def write_page(results: Mapping[str, Any], direction: Direction) -> None:
     """Put the tables of a direction into docs/explanation/evidence/translation.md."""
-    write_between(*marks(direction), tables(results), PAGE)
+    write_section(direction.title, *marks(direction), tables(results), PAGE)

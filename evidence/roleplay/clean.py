@@ -24,10 +24,19 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from bench.common import RESULTS, ROOT, WORK, machine, markdown_table, write_between, write_json
+from bench.common import RESULTS, ROOT, WORK, machine, markdown_table, write_json
 from evidence.gain.runs import processor_seconds
 from evidence.roleplay.arms import CONFIG
-from evidence.seeds import PAGES, SeedInterval, against, bullet, check_arms, seed_interval, wrapped
+from evidence.seeds import (
+    PAGES,
+    SeedInterval,
+    against,
+    bullet,
+    check_arms,
+    seed_interval,
+    wrapped,
+    write_section,
+)
 from scorekit.command import clean_exit
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
@@ -428,7 +437,7 @@ def main(
         text = tables(read_results(results))
         Console(width=160).print(Markdown(text))
         if not quick:
-            write_between(BEGIN, END, text, PAGE)
+            write_section("A policy of clean dialogues", BEGIN, END, text, PAGE)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from evidence.gain.report import (
     marks,
     needed,
     parted,
+    processor_seconds,
     read_results,
     source_interval,
     tables,
@@ -318,6 +319,11 @@ def test_an_arm_with_two_seeds_is_in_no_table_of_results():
     )
     text = tables({"runs": lines})
     assert "Fewer than 3 seeds" in text and "less the control" in text
+
+
+def test_an_arm_that_goes_on_from_another_costs_what_both_cost():
+    lines = runs_of(**{"best-of-n": [21.0], "both": [21.0], "ppo": [21.0]})
+    assert [processor_seconds(lines, arm) for arm in ("ppo", "both")] == [60.0, 120.0]
 
 
 def test_a_change_is_taken_from_the_start():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evidence.seeds import against, seed_interval, seeds_table, seeds_verdict
+from evidence.seeds import against, seed_interval, seeds_table, seeds_verdict, write_section
 
 CONTROL = "shuffled"
 ARMS = {
@@ -52,3 +52,13 @@ def test_the_sentence_says_what_the_table_says():
 def test_an_arm_that_falls_for_certain_does_not_count_as_one_that_rises():
     falls = {"worse": {1: -0.11, 2: -0.12, 3: -0.10}, CONTROL: {1: 0.0, 2: 0.0, 3: 0.0}}
     assert "clear of 0 over the seeds: none." in seeds_verdict("Reward", falls, CONTROL)
+
+
+def test_a_page_without_the_marks_of_a_section_gets_it_at_its_end(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\nText.\n", encoding="utf-8")
+    write_section("New", "<!-- a -->", "<!-- b -->", "one", page)
+    first = page.read_text(encoding="utf-8")
+    assert first == "# Page\n\nText.\n\n## New\n\n<!-- a -->\n\none\n\n<!-- b -->\n"
+    write_section("New", "<!-- a -->", "<!-- b -->", "two", page)
+    assert page.read_text(encoding="utf-8") == first.replace("one", "two")
