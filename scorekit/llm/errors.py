@@ -228,7 +228,7 @@ def _mistake_message(
         problem = "refused the API key" if has_key else "wants an API key and got none"
         return (
             f"{url} {problem}: put the value of the server's --api-key into the environment "
-            "variable that api_key_env names (VLLM_API_KEY)"
+            "variable that api_key_env names (VLLM_API_KEY), of the judge JUDGE_UPSTREAM_API_KEY"
         )
     if kind == "model":
         return str(wrong_model(url, model, f"it said: {message}"))

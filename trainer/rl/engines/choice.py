@@ -165,6 +165,8 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
         else:
             await server.weight_version()
     except VLLMError as error:
+        if error.status < 400:  # an answer that no vLLM gives
+            raise
         if error.status != 404:  # the route exists: it refuses the empty request
             return
         needed = (

@@ -138,11 +138,18 @@ class VLLMServer:
     async def models(self) -> dict[str, bool]:
         """Return the names of the served models, and whether each is an adapter."""
         served = await self.ask("GET", "/v1/models")
-        return {model["id"]: bool(model.get("parent")) for model in served["data"]}
+        try:
+            return {str(model["id"]): bool(model.get("parent")) for model in served["data"]}
+        except (KeyError, TypeError, AttributeError):
+            raise VLLMError("/v1/models", 200, f"no list of models: {str(served)[:80]}") from None
 
     async def weight_version(self) -> str:
         """Return the version of the last `reload`; after a start it is the server's own."""
-        return str((await self.ask("GET", "/weight_info"))["weight_version"])
+        info = await self.ask("GET", "/weight_info")
+        try:
+            return str(info["weight_version"])
+        except (KeyError, TypeError):
+            raise VLLMError("/weight_info", 200, f"no version: {str(info)[:80]}") from None
 
     async def reload(self, folder: Path, version: str) -> None:
         """Load all weights from `folder`.

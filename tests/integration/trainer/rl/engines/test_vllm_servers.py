@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from scorekit.errors import UserError
 from testing.servers import free_port, running_app, wait_until
@@ -105,6 +106,26 @@ def test_a_failure_that_passes_while_a_server_is_checked_does_not_end_the_run(
         with pytest.raises(UserError, match=url):
             probe_server(VLLMConfig(url=url), adapters=False)
     assert len(stub.bodies) == 2 * vllm_sync.ATTEMPTS and not stub.failures
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "words"),
+    [
+        ("/v1/models", {"models": ["llama"]}, "/v1/models: HTTP 200: no list of models: .*llama"),
+        ("/v1/models", {"data": ["llama"]}, "/v1/models: HTTP 200: no list of models"),
+        ("/v1/models", ["llama"], "/v1/models: HTTP 200: no list of models"),
+        ("/weight_info", {"status": "ok"}, "/weight_info: HTTP 200: no version: .*ok"),
+    ],
+)
+def test_a_server_that_is_no_vllm_is_one_line(
+    policy: Path, path: str, answer: Any, words: str
+) -> None:
+    stub = VLLMStub(policy)
+    app = FastAPI()
+    app.add_api_route(path, lambda: answer)
+    app.mount("/", stub.app)
+    with running_app(app) as url, pytest.raises(UserError, match=f"{url}: {words}"):
+        probe_server(VLLMConfig(url=url), adapters=False)
 
 
 def test_a_server_that_never_answers_is_named_before_the_run(policy: Path) -> None:
