@@ -78,6 +78,7 @@ ARMS = {
     "both": Arm("both rewards"),
     CONTROL: Arm("control: both, shuffled", dealt="chance"),
     SFT: Arm("SFT on scripted episodes, similar time", kind="sft"),
+    "sft-slow": Arm("SFT, a tenth of the learning rate", ("--rate=1e-4",), kind="sft", later=True),
     "judge": Arm("judge only", ("reward.preset=focused",), later=True),
     "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1"), later=True),
     "shuffled-group": Arm("control: shuffled within a question", dealt="group", later=True),
@@ -137,5 +138,6 @@ def settings_of(plan: Plan, name: str, seed: int) -> list[str]:
         return []
     if arm.kind == "sft":
         steps, episodes = plan.sft
-        return [f"--episode-steps={steps}", f"--episodes={episodes}", f"--seed={seed}"]
+        sizes = [f"--episode-steps={steps}", f"--episodes={episodes}", f"--seed={seed}"]
+        return [*sizes, *arm.settings]
     return [*COMMON, *SETTINGS, *plan.settings, *arm.settings, f"misc.seed={seed}"]
