@@ -73,12 +73,13 @@ START = "start"
 #: The arm that no other may fail to beat: its rewards belong to other episodes.
 CONTROL = "shuffled"
 SFT = "sft"
+SLOW_SFT = "sft-slow"
 ARMS = {
     START: Arm("the start", kind="none"),
     "both": Arm("both rewards"),
     CONTROL: Arm("control: both, shuffled", dealt="chance"),
     SFT: Arm("SFT on scripted episodes, similar time", kind="sft"),
-    "sft-slow": Arm("SFT, a tenth of the learning rate", ("--rate=1e-4",), kind="sft", later=True),
+    SLOW_SFT: Arm("SFT, a tenth of the learning rate", ("--rate=1e-4",), kind="sft", later=True),
     "judge": Arm("judge only", ("reward.preset=focused",), later=True),
     "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1"), later=True),
     "shuffled-group": Arm("control: shuffled within a question", dealt="group", later=True),

@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 
 from bench.common import markdown_table, write_between
 from evidence.gain.report import needed
-from evidence.search.arms import ARMS, CONTROL, NEW, SFT, START
+from evidence.search.arms import ARMS, CONTROL, NEW, SFT, SLOW_SFT, START
 from evidence.seeds import (
     PAGES,
     Changes,
@@ -43,6 +43,12 @@ COLUMNS = {
 }
 #: Figures whose changes are told with an interval over seeds. The first one is claimed.
 CHANGED = {"right": "right", "small print": "small_print", "NDCG": "ndcg"}
+#: Arms that the others are compared with -> how a table and a sentence say it.
+RIVALS = {
+    CONTROL: "less the shuffled control",
+    SFT: "less SFT",
+    SLOW_SFT: "less SFT at a tenth of the rate",
+}
 #: Gains for which the page says how many seeds and questions would show them.
 EFFECTS = (0.05, 0.1)
 #: Fewest seeds of a claim.
@@ -157,19 +163,20 @@ def ends_table(runs: Sequence[Run], set_name: str) -> str:
 
 
 def changes_table(runs: Sequence[Run], set_name: str, name: str) -> str:
-    """Return a table of the changes of a figure by seed, less the control, and less SFT."""
+    """Return a table of the changes of a figure by seed, and less each rival that was run."""
     changes, rows = changes_of(runs, set_name, CHANGED[name]), []
+    rivals = [rival for rival in RIVALS if rival in changes]
     for arm, by_seed in changes.items():
         cells = [", ".join(f"{by_seed[seed]:+.3f}" for seed in sorted(by_seed))]
         cells.append(_as_text(seed_interval(list(by_seed.values()))))
-        for other in (CONTROL, SFT):
-            is_rival = other != arm and other in changes
-            cells.append(_as_text(against(by_seed, changes[other])) if is_rival else "")
+        for other in rivals:
+            less = None if other == arm else against(by_seed, changes[other])
+            cells.append(_as_text(less))
         if name == "right":
             cells.append(_questions_cell(runs, set_name, arm))
         rows.append([ARMS[arm].title, *cells])
     head = [f"{name}: change", "seed by seed", "mean of the seeds [95 %]"]
-    head += ["less the shuffled control, paired by seed", "less SFT, paired by seed"]
+    head += [f"{RIVALS[other]}, paired by seed" for other in rivals]
     return markdown_table([*head, *(["questions as the unit"] if name == "right" else [])], rows)
 
 
@@ -191,7 +198,7 @@ def updates_table(runs: Sequence[Run]) -> str:
 def power_table(runs: Sequence[Run], set_name: str) -> str:
     """Return how many seeds, and how many questions, would show an effect over a rival."""
     changes, rows = changes_of(runs, set_name, "right"), []
-    for rival in (CONTROL, SFT):
+    for rival in RIVALS:
         for arm, by_seed in changes.items():
             both = sorted(by_seed.keys() & changes.get(rival, {}).keys())
             if arm == rival or ARMS[arm].dealt or len(both) < 2:
@@ -218,7 +225,7 @@ def verdicts(runs: Sequence[Run], set_name: str) -> list[str]:
     for arm in enough:
         from_start = seed_interval(list(changes[arm].values()))
         parts = [f"{_as_text(from_start)} from the start{_clear(from_start)}"]
-        for rival, title in ((CONTROL, "less the shuffled control"), (SFT, "less SFT")):
+        for rival, title in RIVALS.items():
             less = against(changes[arm], changes.get(rival, {}))
             if less is None or less.low is None:
                 parts.append(f"{title}: too few seeds")

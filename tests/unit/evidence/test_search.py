@@ -17,6 +17,7 @@ from evidence.search.arms import (
     MEASURED,
     NEW,
     SFT,
+    SLOW_SFT,
     START,
     make_plan,
     settings_of,
@@ -156,7 +157,7 @@ def test_a_plan_goes_seed_by_seed_and_leaves_what_is_less_needed_to_the_end():
     plan = make_plan(seeds=[1, 2])
     first = [(name, seed) for seed in (1, 2) for name in ("both", CONTROL, SFT)]
     assert plan.runs[:7] == ((START, 0), *first)
-    assert {name for name, _ in plan.runs[7:]} == {"judge", "ndcg", "shuffled-group"}
+    assert {name for name, _ in plan.runs[7:]} == {SLOW_SFT, "judge", "ndcg", "shuffled-group"}
 
 
 def test_what_is_tried_keeps_away_from_the_new_documents():
