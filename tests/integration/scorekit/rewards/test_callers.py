@@ -38,7 +38,7 @@ def test_200_async_callers_have_no_errors_and_common_requests():
 def test_200_threads_have_no_errors_and_common_requests():
     backend = Held("xcomet")
     with service_behind(Wrapped, backend) as (wrapped, url):
-        # A request that waits longer than half of the deadline is sent again: not on a busy machine
+        # A long deadline: a request that the service gives up is sent again, and counted twice
         config = definition(url, 600.0, max_in_flight=2, batch_size=64)
         with SyncCompositeReward(config) as reward, ThreadPoolExecutor(CALLERS + 1) as pool:
             reward.check()
