@@ -18,6 +18,7 @@ from demo.train.chat_policy import END_OF_TEXT, STOP, save
 from demo.train.common import fit, pad
 from demo.train.roleplay.grammar import Dialogue, dialogue
 from demo.train.roleplay.noise import noisy
+from demo.train.roleplay.policy import new_model
 
 Message = Mapping[str, str]
 #: Steps of training, of BATCH dialogues each.
@@ -32,24 +33,7 @@ _ROWS = 32
 
 def new_judge(vocab_size: int) -> Any:
     """Return a random model of 4.9 M parameters: three times those of the policy."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=5,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        pad_token_id=END_OF_TEXT,
-        eos_token_id=STOP,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
+    return new_model(vocab_size, hidden=256, inner=768, layers=5, heads=(8, 4))
 
 
 def train_judge(tokenizer: Any, folder: Path, steps: int = STEPS) -> None:

@@ -77,15 +77,27 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     return chat_tokenizer(train_bpe(texts, PIECES, SPECIAL), BROKEN_TEMPLATE, 512)
 
 
-def new_model(vocab_size: int) -> Qwen3ForCausalLM:
-    """Return a model of 1.6 M parameters."""
+def new_model(
+    vocab_size: int,
+    *,
+    hidden: int = 192,
+    inner: int = 512,
+    layers: int = 3,
+    heads: tuple[int, int] = (6, 3),
+) -> Qwen3ForCausalLM:
+    """Return a random model; by default one of 1.6 M parameters.
+
+    hidden, inner: widths of a layer, and inside its MLP.
+    heads: of queries, of keys and values. Each is 32 wide.
+    """
+    query_heads, key_heads = heads
     config = Qwen3Config(
         vocab_size=vocab_size,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=3,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=query_heads,
+        num_key_value_heads=key_heads,
         head_dim=32,
         max_position_embeddings=512,
         tie_word_embeddings=True,
