@@ -21,6 +21,7 @@ from evidence.gain.arms import ARMS, make_plan
 from evidence.gain.data import DIRECTIONS
 from evidence.seeds import check_arms
 from scorekit.command import clean_exit
+from scorekit.errors import UserError
 from testing.processes import exit_on_sigterm
 
 
@@ -55,6 +56,8 @@ def main(
         from evidence.gain.report import read_results, show, write_page
 
         results = read_results(plan.results)
+        if not results["runs"]:
+            raise UserError(f"{plan.results}: has no result yet. Run this without --report first")
         show(results)
         if not (quick or development):
             write_page(results, plan.direction)

@@ -375,3 +375,19 @@ def test_the_page_has_the_tables_of_the_results(direction):
         return
     written = text.partition(begin)[2].partition(end)[0].strip()
     assert written == tables(read_results(folder)).strip()
+
+
+def test_a_report_without_a_result_is_refused_and_leaves_the_page(monkeypatch, tmp_path):
+    import typer
+    from typer.testing import CliRunner
+
+    import evidence.gain.__main__ as command
+
+    before, empty = PAGE.read_text(encoding="utf-8"), make_plan(direction=DIRECTIONS["ko-en"])
+    plan = replace(empty, results=tmp_path)
+    monkeypatch.setattr(command, "make_plan", lambda *args, **options: plan)
+    app = typer.Typer()
+    app.command()(command.main)
+    result = CliRunner().invoke(app, ["--direction", "ko-en", "--report"])
+    assert result.exit_code == 2
+    assert PAGE.read_text(encoding="utf-8") == before
