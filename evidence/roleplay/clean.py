@@ -16,6 +16,7 @@ import random
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,6 +94,7 @@ QUICK = Size(base=2, chat=2, dialogues=60, round_steps=2, rounds=1, judge=2, upd
 Stat = Callable[[Mapping[str, Any]], float]
 STATS: dict[str, tuple[Stat, int]] = {
     "judge, nats a token": (lambda stats: statistics.fmean(stats["judge"]), 3),
+    "share of distinct replies": (lambda stats: statistics.fmean(stats["is_new"]), 3),
     "weighted sum of the rewards": (lambda stats: statistics.fmean(stats["reward"]), 3),
     "chrF": (lambda stats: statistics.fmean(stats["chrf"]), 1),
 }
@@ -111,7 +113,14 @@ def write_dialogues(path: Path, count: int) -> None:
     write(path, ({"messages": d.messages(len(d.turns))} for d in dialogues))
 
 
-def make_start(folder: Path, embedder: str, size: Size) -> None:
+def serve_embedder(folder: Path) -> AbstractContextManager[str]:
+    """Serve the demo's encoder; yield its URL. Its cache is new: a run pays for its embeddings."""
+    from demo.roleplay.run import ENCODER
+
+    return running_service("embedder", folder, "--model", str(ENCODER))
+
+
+def make_start(folder: Path, size: Size) -> None:
     """Make `policy`, its `start.json` and the file of clean dialogues, unless they are there."""
     from demo.common import run_checked
     from evidence.gain.start import is_flat
@@ -136,7 +145,8 @@ def make_start(folder: Path, embedder: str, size: Size) -> None:
         out = folder / f"round{number}"
         if not out.is_dir():
             train_sft(folder, policy, out, size.round_steps, number)
-        stats = evaluate(folder, out, "heldout", embedder, size)
+        with serve_embedder(folder) as embedder:
+            stats = evaluate(folder, out, "heldout", embedder, size)
         means = {name: statistics.fmean(stats[name]) for name in ("chrf", "reward")}
         curve.append({"stage": out.name, **means})
         console.print(f"{out.name}: chrF {means['chrf']:.2f}, reward {means['reward']:.3f}")
@@ -148,8 +158,19 @@ def make_start(folder: Path, embedder: str, size: Size) -> None:
     write_json(folder / "start.json", {"curve": curve, "chosen": best["stage"]})
 
 
-def make_judge(folder: Path, size: Size) -> dict[str, float]:
-    """Train the judge, unless it is there; return its accuracies."""
+def measured_turns() -> list[dict[str, Any]]:
+    """Return the turns that measure."""
+    from demo.train.data import read_jsonl
+
+    return read_jsonl(TURNS["final_test"])
+
+
+def make_judge(folder: Path, size: Size) -> dict[str, Any]:
+    """Train the judge, unless it is there.
+
+    Return `accuracies`, and of the grammar's own replies to the measured turns `grammar`: means of
+    the judge's score, in nats a token, and of `is_new`.
+    """
     from transformers import AutoTokenizer
 
     from demo.train.common import setup
@@ -158,13 +179,21 @@ def make_judge(folder: Path, size: Size) -> dict[str, float]:
     setup(1)
     if not (folder / "judge").is_dir():
         tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+        measured = {turn["prompt"][0]["content"] for turn in measured_turns()}
         with replacing_folder(folder / "judge") as part:
-            train_judge(tokenizer, part, size.judge)
+            train_judge(tokenizer, part, size.judge, measured)
     path = folder / "judge.json"
     if not path.is_file():
-        write_json(path, check_judge(ReplyJudge(folder / "judge"), size.turns))
-    accuracies: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
-    return accuracies
+        judge, turns = ReplyJudge(folder / "judge"), measured_turns()[: size.turns]
+        prompts, references = ([turn[key] for turn in turns] for key in ("prompt", "reference"))
+        grammar = {
+            "judge": statistics.fmean(judge.score(prompts, references)),
+            "is_new": statistics.fmean(is_new(turns, references)),
+        }
+        accuracies = check_judge(judge, size.turns)
+        write_json(path, {"accuracies": accuracies, "grammar": grammar})
+    stats: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return stats
 
 
 # -- runs ---------------------------------------------------------------------------------------
@@ -244,38 +273,45 @@ def evaluate(
 
 
 def judged(folder: Path, stats: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the stats with the judge's scores in place of the texts."""
-    from demo.train.data import read_jsonl
+    """Return the stats with the judge's scores and `is_new` in place of the texts."""
     from evidence.roleplay.judge import ReplyJudge
 
-    prompts = {row["id"]: row["prompt"] for row in read_jsonl(TURNS["final_test"])}
-    scores = ReplyJudge(folder / "judge").score(
-        [prompts[turn] for turn in stats["id"]], stats["completion"]
-    )
-    scores_by_name = {
-        name: values for name, values in stats.items() if name not in ("id", "completion")
-    }
-    return {"judge": [round(score, 4) for score in scores], **scores_by_name}
+    by_id = {turn["id"]: turn for turn in measured_turns()}
+    turns, replies = [by_id[name] for name in stats["id"]], stats["completion"]
+    scores = ReplyJudge(folder / "judge").score([turn["prompt"] for turn in turns], replies)
+    others = {name: values for name, values in stats.items() if name not in ("id", "completion")}
+    judged_scores = [round(score, 4) for score in scores]
+    return {"judge": judged_scores, "is_new": is_new(turns, replies), **others}
+
+
+def is_new(turns: Sequence[Mapping[str, Any]], replies: Sequence[str]) -> list[int]:
+    """Return 1 for each reply that no earlier turn got, else 0. The names in it do not count."""
+    seen: set[str] = set()
+    values = []
+    for turn, reply in zip(turns, replies, strict=True):
+        for name in ("character_name", "player_name"):
+            reply = reply.replace(turn[name], name)
+        text = " ".join(reply.split())
+        values.append(int(text not in seen))
+        seen.add(text)
+    return values
 
 
 def run_plan(
     folder: Path, results: Path, only: Sequence[str], seeds: Sequence[int], size: Size
 ) -> None:
     """Make what is missing: start, judge, and runs, seed by seed."""
-    from demo.roleplay.run import ENCODER
-
     folder.mkdir(parents=True, exist_ok=True)
     results.mkdir(parents=True, exist_ok=True)
-    with running_service("embedder", folder, "--model", str(ENCODER)) as url:
-        make_start(folder, url, size)
-        accuracies = make_judge(folder, size)
-        curve = json.loads((folder / "start.json").read_text(encoding="utf-8"))
-        write_json(results / "start.json", {**curve, "judge": accuracies})
-        names = [name for name in ARMS if not only or name in only]
-        for seed, name in [(0, START), *((seed, name) for seed in seeds for name in names)]:
-            path = results / f"{name}-{seed}.json"
-            if not is_done(path, start_digest(folder), size):
-                run_one(folder, path, name, seed, url, size)
+    make_start(folder, size)
+    stats = make_judge(folder, size)
+    curve = json.loads((folder / "start.json").read_text(encoding="utf-8"))
+    write_json(results / "start.json", {**curve, "judge": stats})
+    names = [name for name in ARMS if not only or name in only]
+    for seed, name in [(0, START), *((seed, name) for seed in seeds for name in names)]:
+        path = results / f"{name}-{seed}.json"
+        if not is_done(path, start_digest(folder), size):
+            run_one(folder, path, name, seed, size)
 
 
 def start_digest(folder: Path) -> str:
@@ -299,8 +335,14 @@ def is_done(path: Path, start: str, size: Size) -> bool:
     return bool(recorded["size"] == asdict(size))
 
 
-def run_one(folder: Path, path: Path, name: str, seed: int, url: str, size: Size) -> None:
+def run_one(folder: Path, path: Path, name: str, seed: int, size: Size) -> None:
     """Train and measure a run. path: of its result."""
+    with serve_embedder(folder) as url:
+        _run_one(folder, path, name, seed, url, size)
+
+
+def _run_one(folder: Path, path: Path, name: str, seed: int, url: str, size: Size) -> None:
+    """Do what run_one says. url: of an embedder."""
     policy, spent = folder / "policy", 0.0
     if name != START:
         policy, before = folder / f"{name}-{seed}", processor_seconds()
@@ -357,15 +399,20 @@ def tables(results: Mapping[str, Any]) -> str:
     runs, start = results["runs"], results["start"]
     first = next(run for run in runs if run["arm"] == START)["stats"]
     stages = ", ".join(f"{line['stage']} {line['chrf']:.2f}" for line in start["curve"])
-    accuracies = ", ".join(f"{100 * v:.0f} % ({name})" for name, v in start["judge"].items())
+    accuracies = ", ".join(
+        f"{100 * value:.0f} % ({name})" for name, value in start["judge"]["accuracies"].items()
+    )
+    grammar = start["judge"]["grammar"]
     means = ", ".join(f"{title} {stat(first):.{d}f}" for title, (stat, d) in STATS.items())
     spent = sum(run["processor_seconds"] for run in runs) / 3600
     parts = [
         wrapped(
             f"chrF of the development turns by round of SFT: {stages}; frozen: {start['chosen']}. "
             f"The judge prefers the grammar's own reply to a worse one in {accuracies}. The start "
-            f"on {len(first['judge'])} unseen turns: {means}. The test turns were answered "
-            f"{len(runs)} times, once by each policy. All trainings: {spent:.2f} core-hours. "
+            f"on {len(first['judge'])} unseen turns: {means}. The grammar's own replies to them: "
+            f"{grammar['judge']:.3f} nats a token, {grammar['is_new']:.3f} distinct. "
+            f"The test turns were answered {len(runs)} times, once by each policy. "
+            f"All trainings: {spent:.2f} core-hours. "
             f"Commit `{runs[-1]['commit']}`. {' '.join(caveats(runs, start['curve']))}"
         )
     ]

@@ -8,7 +8,7 @@ grammar would answer so. No reward computes this, and no policy is trained on it
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,22 @@ def new_judge(vocab_size: int) -> Any:
     return new_model(vocab_size, hidden=256, inner=768, layers=5, heads=(8, 4))
 
 
-def train_judge(tokenizer: Any, folder: Path, steps: int = STEPS) -> None:
-    """Train a judge and save it. tokenizer: that of the policies, with its chat template."""
+def train_judge(
+    tokenizer: Any, folder: Path, steps: int = STEPS, measured: Container[str] = ()
+) -> None:
+    """Train a judge and save it.
+
+    tokenizer: that of the policies, with its chat template.
+    measured: system turns of the dialogues that measure. The judge learns none of these.
+    """
     rng = random.Random(_LEARNED)
     model = new_judge(len(tokenizer)).train()
 
     def row() -> list[int]:
         held_out, unseen = rng.random() < _HELD_OUT_SHARE, rng.random() < _HELD_OUT_SHARE
         chat = dialogue(rng, "", held_out=held_out, unseen_names=unseen)
+        if chat.system in measured:
+            return row()
         ids = tokenizer.apply_chat_template(chat.messages(len(chat.turns)), return_dict=False)
         return ids[: model.config.max_position_embeddings]
 

@@ -22,23 +22,26 @@ from evidence.roleplay.clean import (
     SFT,
     SHUFFLED,
     START,
+    STATS,
     TURNS,
     Size,
     caveats,
     changes_of,
     is_done,
+    is_new,
     read_results,
     tables,
     verdicts,
     write_dialogues,
 )
-from evidence.roleplay.judge import ReplyJudge, check_judge, new_judge
+from evidence.roleplay.judge import ReplyJudge, check_judge, new_judge, train_judge
 from scorekit.errors import UserError
 
 
 def run(arm, seed, judge, reward=0.8):
     """Return a result whose two turns have these values."""
-    stats = {"judge": [judge - 0.1, judge + 0.1], "reward": [reward, reward], "chrf": [20.0, 30.0]}
+    stats = {"judge": [judge - 0.1, judge + 0.1], "is_new": [1, 1], "reward": [reward, reward]}
+    stats["chrf"] = [20.0, 30.0]
     return {"arm": arm, "seed": seed, "stats": stats, "processor_seconds": 36.0, "commit": "c"}
 
 
@@ -107,6 +110,31 @@ def test_the_dialogues_of_sft_are_clean_and_in_no_measured_scenario(tmp_path):
         assert not systems & measured
 
 
+def test_a_reply_that_differs_in_names_only_is_not_new():
+    turns = [{"character_name": "가원", "player_name": name} for name in ("재윤", "수인", "수인")]
+    replies = ["가원은  재윤을 보았다.", "가원은 수인을 보았다.", "가원은 웃었다."]
+    assert is_new(turns, replies) == [1, 0, 1]
+
+
+def test_the_judge_learns_no_dialogue_that_measures(tmp_path, monkeypatch, judge):
+    seen = []
+
+    def fit(parameters, loss, steps, rate, name):
+        loss(0)
+
+    def template(messages, **options):
+        seen.append(messages[0]["content"])
+        return [1, 2]
+
+    monkeypatch.setattr("evidence.roleplay.judge.fit", fit)
+    monkeypatch.setattr(judge.tokenizer, "apply_chat_template", template)
+    train_judge(judge.tokenizer, tmp_path / "a", 1)
+    learned = list(seen)
+    seen.clear()
+    train_judge(judge.tokenizer, tmp_path / "b", 1, {learned[0]})
+    assert learned[0] not in seen and seen[: len(learned) - 1] == learned[1:]
+
+
 def test_a_check_without_a_worse_reply_is_no_accuracy(judge, monkeypatch):
     monkeypatch.setattr("evidence.roleplay.judge.noisy", lambda reply, rng: reply.text)
     assert set(check_judge(judge, 3)) == {"level", "other"}
@@ -155,12 +183,15 @@ def test_the_tables_have_every_arm_and_the_checks_of_the_judge():
     start = {
         "curve": [{"stage": "round1", "chrf": 31.0, "reward": 0.9}],
         "chosen": "round1",
-        "judge": {"noisy": 0.97},
+        "judge": {"accuracies": {"noisy": 0.97}, "grammar": {"judge": -0.5, "is_new": 1.0}},
     }
     runs = runs_of(grpo=[-0.8] * 3, sft=[-1.0] * 3, shuffled=[-1.1] * 3)
     text = tables({"start": start, "runs": runs})
     assert "97 % (noisy)" in text and "answered 10" in " ".join(text.split())
-    assert text.count("| GRPO, all five | +") == 3 and text.count("| continued SFT |") == 3
+    assert "-0.500 nats a token, 1.000 distinct" in " ".join(text.split())
+    assert text.count("| GRPO, all five | +") == len(STATS) and text.count(
+        "| continued SFT |"
+    ) == len(STATS)
     assert {SFT, SHUFFLED} <= set(changes_of(runs, lambda stats: stats["judge"][0]))
 
 
