@@ -279,9 +279,9 @@ def judged(folder: Path, stats: dict[str, list[Any]]) -> dict[str, list[Any]]:
     by_id = {turn["id"]: turn for turn in measured_turns()}
     turns, replies = [by_id[name] for name in stats["id"]], stats["completion"]
     scores = ReplyJudge(folder / "judge").score([turn["prompt"] for turn in turns], replies)
-    others = {name: values for name, values in stats.items() if name not in ("id", "completion")}
-    judged_scores = [round(score, 4) for score in scores]
-    return {"judge": judged_scores, "is_new": is_new(turns, replies), **others}
+    numbers = {name: values for name, values in stats.items() if name not in ("id", "completion")}
+    rounded = [round(score, 4) for score in scores]
+    return {"judge": rounded, "is_new": is_new(turns, replies), **numbers}
 
 
 def is_new(turns: Sequence[Mapping[str, Any]], replies: Sequence[str]) -> list[int]:

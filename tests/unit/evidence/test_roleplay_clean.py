@@ -129,10 +129,10 @@ def test_the_judge_learns_no_dialogue_that_measures(tmp_path, monkeypatch, judge
     monkeypatch.setattr("evidence.roleplay.judge.fit", fit)
     monkeypatch.setattr(judge.tokenizer, "apply_chat_template", template)
     train_judge(judge.tokenizer, tmp_path / "a", 1)
-    learned = list(seen)
+    first, *later = seen
     seen.clear()
-    train_judge(judge.tokenizer, tmp_path / "b", 1, {learned[0]})
-    assert learned[0] not in seen and seen[: len(learned) - 1] == learned[1:]
+    train_judge(judge.tokenizer, tmp_path / "b", 1, {first})
+    assert first not in seen and seen[: len(later)] == later
 
 
 def test_a_check_without_a_worse_reply_is_no_accuracy(judge, monkeypatch):
