@@ -106,9 +106,7 @@ def run_plan(plan: Plan) -> None:
     missing = [run for run in plan.runs if not is_done(plan, *run)]
     if not missing:
         return
-    from evidence.search.turns import keeping_turns
-
-    with keeping_turns(), open_services(plan) as services:
+    with open_services(plan) as services:
         for name, seed in missing:
             started = time.monotonic()
             run_one(plan, name, seed, services)

@@ -444,7 +444,7 @@ class RolloutConfig(Config):
     )
     deterministic: bool = may_change(
         False,
-        description="Sample the turns of all episodes in fixed batches, so that a run that was "
+        description="Sample the turns of all episodes together, so that a run that was "
         "interrupted repeats them bit by bit; slower, since every turn waits for the slowest "
         "episode. Only if this process samples (generation.engine generate).",
     )

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.rl.engines.turn_cache import ReadTurns, TurnCache
 from trainer.rl.forward import image_inputs, micro_batches
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
@@ -180,6 +181,19 @@ def _stack(upper: Tensor, lower: Tensor, width: int) -> Tensor:
     stacked = upper.new_zeros(rows + len(lower), heads, width, size)
     stacked[:rows, :, width - upper.shape[2] :] = upper
     stacked[rows:, :, width - lower.shape[2] :] = lower
+    return stacked
+
+
+def _right_aligned(rows: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
+    """Return the first columns of rows [heads, columns, size] as a batch, with zeros on the left.
+
+    widths: columns of each row.
+    """
+    heads, _, size = rows[0].shape
+    longest = max(widths)
+    stacked = rows[0].new_zeros(len(rows), heads, longest, size)
+    for number, (row, width) in enumerate(zip(rows, widths, strict=True)):
+        stacked[number, :, longest - width :] = row[:, :width]
     return stacked
 
 
@@ -344,9 +358,11 @@ class CompletionRow:
     """Holds a prompt that runs, and its completion so far.
 
     position_offset: what images of the prompt add to the positions of the text after them.
+    read: what an earlier turn has read of the prompt.
     """
 
     queued: QueuedPrompt
+    read: ReadTurns | None = None
     stream: TokenStream = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -360,6 +376,11 @@ class CompletionRow:
     def num_cached(self) -> int:
         """Return the number of ids that the cache holds: all but the last one."""
         return len(self.queued.prompt.ids) + len(self.token_ids) - 1
+
+    @property
+    def num_new(self) -> int:
+        """Return the number of the prompt's ids that are still to be read."""
+        return len(self.queued.prompt.ids) - (0 if self.read is None else len(self.read.ids))
 
     @property
     def is_running(self) -> bool:
@@ -393,12 +414,15 @@ class ContinuousQueue(PromptQueue):
         stops: Collection[int],
         pad_id: int,
         weight_version: Callable[[], int] = lambda: 0,
+        turn_cache: TurnCache | None = None,
     ) -> None:
         """Prepare to run prompts.
 
         model: a transformers model without wrappers, whose cache is mergeable.
         stops: ids that end a completion.
         weight_version: returns the version of the model's weights.
+        turn_cache: keeps what was read of prompts with an affinity, for their next turns. It is not
+        used with a model whose layers keep less than all columns, or whose positions images shift.
         """
         super().__init__()
         self._model = model
@@ -414,6 +438,8 @@ class ContinuousQueue(PromptQueue):
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         #: The part of a model with 3-D positions that notes how images shift them.
         self._shifting: Any = next((m for m in model.modules() if hasattr(m, "rope_deltas")), None)
+        is_partial = any(layer.is_sliding for layer in RowCache(model.config).cache.layers)
+        self._turn_cache = None if is_partial or self._shifting is not None else turn_cache
 
     @torch.no_grad()
     def complete_all(
@@ -464,11 +490,7 @@ class ContinuousQueue(PromptQueue):
         rows = [CompletionRow(self.waiting.popleft()) for _ in range(count)]
         merged = self._rows
         self._rows = merged + rows  # so that an error reaches all of them
-        groups = _by_prompt(rows)
-        lengths = [len(group[0].queued.prompt.ids) for group in groups]
-        for indices in micro_batches(lengths, PREFILL_TOKENS):
-            batch = [row for i in indices for row in groups[i]]
-            cache = self._prefill([groups[i] for i in indices])
+        for batch, cache in self._read_prompts(rows):
             running = [i for i, row in enumerate(batch) if row.is_running]
             if not running:
                 continue
@@ -480,6 +502,50 @@ class ContinuousQueue(PromptQueue):
             else:
                 self._cache.append(cache)
         self._rows = merged
+
+    def _read_prompts(
+        self, rows: Sequence[CompletionRow]
+    ) -> Iterator[tuple[list[CompletionRow], RowCache]]:
+        """Read the prompts of rows, or what is new of them; yield rows with their cache."""
+        if self._turn_cache is not None:
+            for row in rows:
+                row.read = self._turn_cache.take(row.queued.prompt)
+        groups = _by_prompt([row for row in rows if row.read is None])
+        lengths = [len(group[0].queued.prompt.ids) for group in groups]
+        for indices in micro_batches(lengths, PREFILL_TOKENS):
+            batch = [row for i in indices for row in groups[i]]
+            yield batch, self._prefill([groups[i] for i in indices])
+        later_turns = [row for row in rows if row.read is not None]
+        for indices in micro_batches([row.num_new for row in later_turns], PREFILL_TOKENS):
+            batch = [later_turns[i] for i in indices]
+            yield batch, self._prefill_later_turns(batch)
+
+    def _prefill_later_turns(self, rows: Sequence[CompletionRow]) -> RowCache:
+        """Read what is new of the prompts, and add the first token to each row.
+
+        A row with less new ids than another reads some old ones again: so its columns have no gap.
+        """
+        prompts = [row.queued.prompt.ids for row in rows]
+        num_new = max(row.num_new for row in rows)
+        cache = RowCache(self._model.config)
+        for number, layer in enumerate(cache.cache.layers):
+            columns = [row.read.layers[number] for row in rows if row.read is not None]
+            widths = [max(len(ids) - num_new, 0) for ids in prompts]
+            keys, values = (_right_aligned([pair[i] for pair in columns], widths) for i in (0, 1))
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        for row in rows:
+            row.read = None
+        device = self._model.device
+        ids, _ = left_padded([ids[-num_new:] for ids in prompts], self._pad_id)
+        width = cache.num_columns + num_new
+        lengths = torch.tensor([len(ids) for ids in prompts])
+        attended = torch.arange(width) >= width - lengths[:, None]  # [R, C + new]
+        positions = (attended.long().cumsum(-1) - 1).clamp(min=0)[:, -num_new:]
+        inputs = {"attention_mask": attended.long().to(device)}
+        inputs["position_ids"] = positions.to(device)
+        self._add_tokens(rows, self._forward(ids.to(device), cache, inputs), cache)
+        return cache
 
     def _prefill(self, groups: Sequence[Sequence[CompletionRow]]) -> RowCache:
         """Read a prompt for each group of rows, and add the first token to each row."""
@@ -506,7 +572,7 @@ class ContinuousQueue(PromptQueue):
             copies = [i for i, group in enumerate(groups) for _ in group]
             cache.keep_rows(copies)
             logits = logits[copies]
-        self._add_tokens(rows, logits)
+        self._add_tokens(rows, logits, cache)
         return cache
 
     def _decode(self) -> None:
@@ -524,7 +590,8 @@ class ContinuousQueue(PromptQueue):
         ids = torch.tensor([row.token_ids[-1:] for row in self._rows])
         inputs = {"attention_mask": attended.long().to(device)}
         inputs["position_ids"] = positions.to(device)
-        self._add_tokens(self._rows, self._forward(ids.to(device), self._cache, inputs))
+        logits = self._forward(ids.to(device), self._cache, inputs)
+        self._add_tokens(self._rows, logits, self._cache)
 
     def _forward(self, ids: Tensor, cache: RowCache, inputs: dict[str, Any]) -> Tensor:
         """Return the logits [R, V] of the next token; the cache then holds `ids`."""
@@ -532,15 +599,30 @@ class ContinuousQueue(PromptQueue):
         logits: Tensor = self._model(input_ids=ids, **inputs).logits
         return logits[:, -1]
 
-    def _add_tokens(self, rows: Sequence[CompletionRow], logits: Tensor) -> None:
-        """Choose a token for each row that runs."""
+    def _add_tokens(self, rows: Sequence[CompletionRow], logits: Tensor, cache: RowCache) -> None:
+        """Choose a token for each row that runs. cache: of these rows."""
         uniforms = [row.stream.next_uniform() if row.is_running else 0.0 for row in rows]
         temperatures = [row.stream.temperature for row in rows]
         ids, logprobs = self._chooser.choose(logits, uniforms, temperatures)
         version = self._weight_version()
-        for row, token_id, logprob in zip(rows, ids.tolist(), logprobs.tolist(), strict=True):
+        chosen = zip(rows, ids.tolist(), logprobs.tolist(), strict=True)
+        for index, (row, token_id, logprob) in enumerate(chosen):
             if row.is_running:
                 row.add(token_id, logprob, version, self._stops)
+                if not row.is_running:
+                    self._keep_turns(row, index, cache)
+
+    def _keep_turns(self, row: CompletionRow, index: int, cache: RowCache) -> None:
+        """Keep what was read of a finished row. index: of the row in the cache."""
+        prompt = row.queued.prompt
+        if self._turn_cache is None or not prompt.affinity or prompt.images:
+            return
+        layers = [
+            (layer.keys[index, :, -row.num_cached :], layer.values[index, :, -row.num_cached :])
+            for layer in cache.cache.layers
+        ]
+        copies = [(keys.clone(), values.clone()) for keys, values in layers]
+        self._turn_cache.keep(prompt.affinity, [*prompt.ids, *row.token_ids[:-1]], copies)
 
     def _remove_finished(self, *, at_once: bool = False) -> None:
         """Remove finished rows from the tensors.

@@ -27,6 +27,7 @@ from trainer.rl.engines.continuous import (
     has_mergeable_cache,
     left_padded,
 )
+from trainer.rl.engines.turn_cache import TurnCache
 from trainer.rl.forward import Image, image_inputs
 from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
@@ -55,6 +56,7 @@ class GenerateSampler:
         self.banned_token_ids = list(banned_token_ids)
         self.weight_version = 0
         self._queues: dict[tuple[float, int, int], PromptQueue] = {}
+        self._turn_cache = TurnCache()
 
     @torch.no_grad()
     def sample(
@@ -141,7 +143,21 @@ class GenerateSampler:
             stops=self.stops,
             pad_id=self.pad_id,
             weight_version=lambda: self.weight_version,
+            turn_cache=self._turn_cache,
         )
+
+    @torch.no_grad()
+    def complete_turns(
+        self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> list[SampledCompletion]:
+        """Return the completion of each prompt, one turn of a conversation each.
+
+        They run as `sample` says. The same turns of the same conversations in the same order give
+        the same bits.
+        gen_cfg: as of `Sampler.complete`.
+        """
+        completions = dict(self._complete_all(prompts, gen_cfg, with_logprobs))
+        return [completions[i] for i in range(len(prompts))]
 
     def complete_batch(
         self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
@@ -211,8 +227,16 @@ class GenerateSampler:
         ]
 
     def sync_weights(self, model: nn.Module, update: int) -> None:
-        """Note the version of the weights: the model is the one that is trained."""
+        """Note the version of the weights: the model is the one that is trained.
+
+        What older weights have read of running conversations is forgotten.
+        """
         self.weight_version = update
+        self._turn_cache.clear()
+
+    def forget(self, affinity: str) -> None:
+        """Free what is kept for the next turn of a conversation: it has ended."""
+        self._turn_cache.forget(affinity)
 
     def stats(self) -> dict[str, float | int | None]:
         """Return no stats."""

@@ -82,7 +82,7 @@ class FixedBatches:
     def end(self) -> None:
         """Make the calls that other processes still make, without turns of this process."""
         while self._world is not None and self._world.max_passes(0):
-            self._sampler.complete_batch([], self._gen_cfg, with_logprobs=self._with_logprobs)
+            self._sampler.complete_turns([], self._gen_cfg, with_logprobs=self._with_logprobs)
 
     def _sample_if_all_wait(self) -> None:
         if not self._waiting or len(self._waiting) < len(self._running):
@@ -91,7 +91,7 @@ class FixedBatches:
         try:
             if self._world is not None:
                 self._world.max_passes(len(waiting))
-            completions = self._sampler.complete_batch(
+            completions = self._sampler.complete_turns(
                 [prompt for prompt, _ in waiting], self._gen_cfg, with_logprobs=self._with_logprobs
             )
         except Exception as error:  # for those who wait: `finish` has no caller any more
@@ -134,7 +134,7 @@ class SampledPolicy(Policy):
     with_logprobs: keep the sampler's log-probabilities for training.
     seed: each turn has a random stream of its own, made from this seed, the episode's id and the
         number of the turn; None: a random seed.
-    deterministic: sample in fixed batches, if this process samples.
+    deterministic: sample the turns of all episodes together, if this process samples.
     ended_episodes: the ids of the finished episodes, by trajectory id.
     """
 
@@ -191,6 +191,8 @@ class SampledPolicy(Policy):
     def finish(self, trajectory_id: str) -> TokenRecord | None:
         """Return the ids of an episode; its rollout is in `ended_episodes`."""
         state = self._states.pop(trajectory_id, None)
+        if isinstance(self._sampler, GenerateSampler):
+            self._sampler.forget(trajectory_id)
         if self._batches is not None:
             self._batches.finish(trajectory_id)
         if state is None:

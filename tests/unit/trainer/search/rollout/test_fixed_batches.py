@@ -25,7 +25,7 @@ class Recording:
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
 
-    def complete_batch(
+    def complete_turns(
         self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> list[SampledCompletion]:
         self.batches.append([prompt.seed for prompt in prompts])
@@ -93,14 +93,14 @@ def test_an_episode_is_handed_over_before_the_next_batch(fails: bool) -> None:
     events: list[str] = []
 
     class Noting(Recording):
-        def complete_batch(
+        def complete_turns(
             self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
         ) -> list[SampledCompletion]:
             numbers = [prompt.seed for prompt in prompts]
             events.append(f"batch {numbers}")
             if fails and 3 in numbers:
                 raise ValueError("the model has diverged")
-            return super().complete_batch(prompts, gen_cfg, with_logprobs=with_logprobs)
+            return super().complete_turns(prompts, gen_cfg, with_logprobs=with_logprobs)
 
     batches = FixedBatches(Noting(), CFG, with_logprobs=True, world=None)
 
