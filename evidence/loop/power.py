@@ -1,4 +1,4 @@
-"""Say how many seeds would show what the loop, budgets and rare successes may give.
+"""Say how many seeds would show what budgets and rare successes may give.
 
     python -m evidence.loop.power     # a table of docs/explanation/evidence/loop.md
 
@@ -25,7 +25,6 @@ END = "<!-- end of what is written on power -->"
 EFFECTS = (0.02, 0.05, 0.1)
 #: File of results -> the comparisons of it: title, first arm, second arm.
 COMPARISONS = {
-    "loop_evidence": [("the loop, less plain training", "loop", "plain")],
     "budgets": [
         ("a budget a row, less equal budgets", "budget", "equal"),
         ("online budgets, less equal budgets", "online", "equal"),

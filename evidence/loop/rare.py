@@ -1,11 +1,11 @@
 """Does SFT on rare successes help more than SFT on as many tokens of random successes?
 
-All arms of a seed share two trainings: the first two rounds of `evidence.loop`, up to `focus`.
+All arms of a seed share two trainings: the first two rounds of `make demo-loop`, up to `focus`.
 `rare` is then fine-tuned on what `distill` takes: right episodes of prompts that mostly fail.
 `random`, the control, is fine-tuned on right episodes that are drawn at random from all that pass
 the same checks, up to as many learned tokens. `none` gets no SFT. Then each arm has the same last
-training on the rows that `focus` kept. The measurement is that of `evidence.loop`, before the last
-training ("after SFT") and after it.
+training on the rows that `focus` kept. The policies are measured as evidence/loop/rounds.py says,
+before the last training ("after SFT") and after it.
 
     python -m evidence.loop.rare [--quick] [--seeds 1 2 3] [--jobs 2]   # runs/bench/rare is kept
 """
@@ -74,7 +74,7 @@ def _play(
         policy = before / "policy"
         if arm != "none":
             rows = _write_rows(folder, arm, seed, before)
-            policy = _fine_tuned(folder, f"{arm}-{seed}", seed, policy, rows, rounds["sft"])
+            policy = fine_tuned(folder, f"{arm}-{seed}", seed, policy, rows, rounds["sft"])
         measure_policy(folder, f"{arm}-sft", seed, policy, urls)
         settings: dict[str, Any] = {
             "data.train": before / "focus/rows.jsonl",
@@ -129,10 +129,13 @@ def drawn_rows(rows: Sequence[dict[str, Any]], target: int, seed: int) -> list[d
     return selection
 
 
-def _fine_tuned(
+def fine_tuned(
     folder: Path, name: str, seed: int, policy: Path, rows: Path, sft: Mapping[str, Any]
 ) -> Path:
-    """Return the policy after SFT on the rows, which is made once."""
+    """Return the policy after SFT on the rows, which is made once.
+
+    name: of its files in the folder. sft: the section of a loop's rounds.
+    """
     to, run_dir, log = folder / f"{name}-policy-sft", folder / f"{name}-sft", folder / f"{name}.log"
     if to.is_dir():
         return to

@@ -35,7 +35,7 @@ def test_a_wider_spread_and_a_smaller_gain_need_more_seeds() -> None:
     spread = rows["online budgets, less equal budgets"]
     assert spread[:3] == ["+0.050 [-0.198, +0.298]", "3", "0.100"]
     assert [int(cell) for cell in spread[3:]] == [199, 34, 10]
-    assert rows["the loop, less plain training"][2:] == ["0.000", "2", "2", "2"]
+    assert rows["SFT on rare successes, less none"][2:] == ["0.000", "2", "2", "2"]
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
