@@ -1,15 +1,16 @@
 """Are turns and episodes of a row's own worth more than as many that all rows share?
 
 There are three arms with three seeds each, on every fifth of the demo's questions, 15 % of whose
-references are wrong, from the demo's cold-started searcher. Each has three trainings, the second and third on the rows that `focus`
-keeps. `budget` gives each row its own budget after `focus`: 4 episodes of 6 turns, twice the turns
-if the gold page had a low rank or none, twice the episodes if success was rare, and nothing if the
-row is mastered. `equal` gives each row of a round the same number of episodes of 6 turns, so that
-the turns add up to those of `budget` in that round and seed. `online` has as many episodes in an
-update as `equal`, but 2 to 16 of a question, chosen by the results so far
-(`rollout.online_budget`); its third training knows the results of the second. Updates, rows per
-update, and all other settings are the same. Nothing is distilled. The last policies are measured
-greedily, at 6 turns, on the final test and on the development set (evidence/loop/rounds.py).
+references are wrong, from the demo's cold-started searcher. Each has three trainings, the second
+and third on the rows that `focus` keeps. `budget` gives each row its own budget after `focus`: 4
+episodes of 6 turns, twice the turns if the gold page had a low rank or none, twice the episodes if
+success was rare, and nothing if the row is mastered. `equal` gives each row of a round the same
+number of episodes of 6 turns, so that the turns add up to those of `budget` in that round and seed.
+`online` has as many episodes in an update as `equal`, but 2 to 16 of a question, chosen by the
+results so far (`rollout.online_budget`); its third training knows the results of the second.
+Updates, rows per update, and all other settings are the same. Nothing is distilled. The last
+policies are measured greedily, at 6 turns, on the final test and on the development set
+(evidence/loop/rounds.py).
 
     python -m evidence.loop.budgets [--quick] [--seeds 1 2 3] [--jobs 2]
 
