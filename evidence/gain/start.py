@@ -6,6 +6,7 @@
 
 `policy` trains on demo/data/{sft,pydocs}.jsonl (demo/train/policy.py), then goes on in rounds until
 chrF of the development set stays where it is: a flat loss says nothing (docs/explanation/evidence).
+The best round is frozen; the round after it is a rival of RL.
 `metrics` trains the demo's two metrics further on that policy's own samples. Their sources
 are those of demo/data/rl_prompts.jsonl: the policy never saw them, and no run trains on them.
 Neither saw a translation of a prompt or of a measured source. What is there is not made again.
@@ -39,7 +40,7 @@ from evidence.gain.data import (
     split_held_out,
 )
 from scorekit.command import run_command
-from scorekit.files import write_atomic
+from scorekit.files import replacing_folder, write_atomic
 from trainer.translation.evaluation.compare import reference_stats
 
 MODELS = ROOT / "demo/models"
@@ -93,7 +94,7 @@ def copy_tokenizers() -> None:
 def make_policy(
     folder: Path, direction: Direction, steps: int, round_steps: int, limit: int | None
 ) -> dict[str, Any]:
-    """Train the policy until chrF is flat; the best round is copied to folder/policy.
+    """Train the policy until chrF is flat, and one round more; the best is copied to folder/policy.
 
     steps, round_steps: of the first training and of a round.
     limit: rows to measure at most.
@@ -115,26 +116,37 @@ def make_policy(
     batches = endless([len(ids) for ids, _ in items], 900, rng)
     rounds = [curve[-1]]
 
-    def loss(step: int) -> torch.Tensor:
-        return policy.lm_loss(model, [items[i] for i in next(batches)])
+    def add_round(number: int) -> None:
+        """Train a round from the one before, unless it is there, and measure it."""
+        nonlocal model
+        path = training / f"round{number}"
+        if path.is_dir():
+            for _ in range(round_steps):  # so that later rounds read what they would have read
+                next(batches)
+            model, _ = policy.load(path)
+        else:
+            model.train()
+
+            def loss(step: int) -> torch.Tensor:
+                return policy.lm_loss(model, [items[i] for i in next(batches)])
+
+            fit(list(model.parameters()), loss, round_steps, RATE, None, path.name)
+            with replacing_folder(path) as part:
+                policy.save(model, tokenizer, part)
+        values = quality(model, tokenizer, measured, direction.pair)
+        rounds.append({"stage": path.name, "extra": number * round_steps, **values})
+        print(rounds[-1], flush=True)
 
     for number in range(1, ROUNDS + 1):
-        model.train()
-        fit(list(model.parameters()), loss, round_steps, RATE, None, f"round {number}")
-        name = f"round{number}"
-        policy.save(model, tokenizer, training / name)
-        values = quality(model, tokenizer, measured, direction.pair)
-        rounds.append({"stage": name, "extra": number * round_steps, **values})
-        print(rounds[-1], flush=True)
+        add_round(number)
         if is_flat([entry["chrf"] for entry in rounds]):
             break
     best = max(rounds, key=lambda entry: entry["chrf"])
+    was_flat = is_flat([entry["chrf"] for entry in rounds])
+    if best is rounds[-1]:
+        add_round(len(rounds))  # a rival of RL: what the same time of SFT gives
     shutil.copytree(training / best["stage"], folder / "policy", dirs_exist_ok=True)
-    stats = {
-        "curve": curve[:-1] + rounds,
-        "chosen": best["stage"],
-        "is_flat": is_flat([entry["chrf"] for entry in rounds]),
-    }
+    stats = {"curve": curve[:-1] + rounds, "chosen": best["stage"], "is_flat": was_flat}
     write_atomic(folder / "start.json", json.dumps(stats, indent=1) + "\n")
     return stats
 

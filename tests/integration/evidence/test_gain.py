@@ -27,7 +27,13 @@ def test_start_and_metrics_are_made_and_a_second_call_makes_no_metric_again(tmp_
     copy_tokenizers()
     stats = make_policy(tmp_path, DIRECTIONS["ko-en"], steps=4, round_steps=2, limit=4)
     assert [line["stage"] for line in stats["curve"]][:4] == ["at25", "at50", "final", "round1"]
+    assert stats["curve"][-1]["stage"] != stats["chosen"]  # the round after it is there, too
     assert (tmp_path / "policy/config.json").is_file()
+    rounds = {
+        path: path.stat().st_mtime_ns for path in tmp_path.glob("sft/round*/model.safetensors")
+    }
+    assert make_policy(tmp_path, DIRECTIONS["ko-en"], steps=4, round_steps=2, limit=4) == stats
+    assert {path: path.stat().st_mtime_ns for path in rounds} == rounds
     metrics = make_metrics(tmp_path, DIRECTIONS["ko-en"], steps=2, limit=4)
     assert set(metrics) == {"metricx", "xcomet"}
     assert (tmp_path / "metricx/model.safetensors").is_file()

@@ -361,6 +361,14 @@ def test_a_gain_in_chrf_with_a_loss_in_bleu_is_not_claimed():
     assert "No arm is shown" in text and "BLEU below the start, clear of 0: *PPO*." in text
 
 
+@pytest.mark.parametrize(("next_round", "names"), [(21.0, "*PPO*"), (22.1, "none"), (25.0, "none")])
+def test_the_next_round_of_sft_is_a_rival(next_round, names):
+    lines = runs_of(ppo=[22.0, 22.1, 22.3], sft=[20.0, 20.1, 20.2], round=[next_round])
+    text = " ".join(verdicts(lines, "test", "tracked"))
+    assert f"one run: {next_round - 20:+.2f} greedy chrF" in text
+    assert f"against that one run: {names}." in text
+
+
 def test_two_seeds_claim_nothing():
     text = verdicts(runs_of(ppo=[25.0, 25.1], sft=[20.0, 20.1]), "test", "tracked")
     assert text == ["No arm has 3 seeds yet: nothing is shown."]
