@@ -74,6 +74,7 @@ START = "start"
 CONTROL = "shuffled"
 SFT = "sft"
 SLOW_SFT = "sft-slow"
+STOPPING = "stopping"
 ARMS = {
     START: Arm("the start", kind="none"),
     "both": Arm("both rewards"),
@@ -82,6 +83,11 @@ ARMS = {
     SLOW_SFT: Arm("SFT, a tenth of the learning rate", ("--rate=1e-4",), kind="sft", later=True),
     "judge": Arm("judge only", ("reward.preset=focused",), later=True),
     "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1"), later=True),
+    STOPPING: Arm(
+        "both rewards, a forced end costs 0.3",
+        ("reward.forced_completion=penalty", "rl.num_updates=14"),
+        later=True,
+    ),
     "shuffled-group": Arm("control: shuffled within a question", dealt="group", later=True),
 }
 
