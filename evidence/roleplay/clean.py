@@ -84,7 +84,7 @@ class Size:
     rounds: int = 4
     judge: int = 2500
     updates: int = 24
-    steps: int = 180
+    steps: int = 140
     turns: int = 200
 
 
