@@ -42,7 +42,12 @@ COLUMNS = {
     "coverage": ("coverage", 3),
 }
 #: Figures whose changes are told with an interval over seeds. The first one is claimed.
-CHANGED = {"right": "right", "small print": "small_print", "NDCG": "ndcg"}
+CHANGED = {
+    "right": "right",
+    "small print": "small_print",
+    "NDCG": "ndcg",
+    "own ends": "own_ends",
+}
 #: Arms that the others are compared with -> how a table and a sentence say it.
 RIVALS = {
     CONTROL: "less the shuffled control",
@@ -197,12 +202,13 @@ def updates_table(runs: Sequence[Run]) -> str:
 
 def power_table(runs: Sequence[Run], set_name: str) -> str:
     """Return how many seeds, and how many questions, would show an effect over a rival."""
-    changes, rows = changes_of(runs, set_name, "right"), []
+    changes, rows, pairs = changes_of(runs, set_name, "right"), [], set()
     for rival in RIVALS:
         for arm, by_seed in changes.items():
-            both = sorted(by_seed.keys() & changes.get(rival, {}).keys())
-            if arm == rival or ARMS[arm].dealt or len(both) < 2:
+            both, pair = sorted(by_seed.keys() & changes.get(rival, {}).keys()), {arm, rival}
+            if len(pair) < 2 or frozenset(pair) in pairs or ARMS[arm].dealt or len(both) < 2:
                 continue
+            pairs.add(frozenset(pair))
             deviation = statistics.stdev([by_seed[seed] - changes[rival][seed] for seed in both])
             of_question = statistics.stdev(_differences(runs, set_name, arm, rival))
             cells = [f"{needed(deviation, e)} / {needed(of_question, e)}" for e in EFFECTS]

@@ -19,6 +19,7 @@ from evidence.search.arms import (
     SFT,
     SLOW_SFT,
     START,
+    STOPPING,
     make_plan,
     settings_of,
 )
@@ -147,6 +148,7 @@ def test_each_arm_differs_from_both_rewards_in_whose_or_which_reward_it_gets():
         "shuffled-group": set(),
         "judge": {"reward.preset", *weights},
         "ndcg": weights,
+        STOPPING: {"reward.forced_completion", "rl.num_updates"},
     }
     assert (ARMS["both"].dealt, ARMS[CONTROL].dealt) == (None, "chance")
     assert both["reward.forced_completion"] == "score", "as all policies are measured"
@@ -157,7 +159,8 @@ def test_a_plan_goes_seed_by_seed_and_leaves_what_is_less_needed_to_the_end():
     plan = make_plan(seeds=[1, 2])
     first = [(name, seed) for seed in (1, 2) for name in ("both", CONTROL, SFT)]
     assert plan.runs[:7] == ((START, 0), *first)
-    assert {name for name, _ in plan.runs[7:]} == {SLOW_SFT, "judge", "ndcg", "shuffled-group"}
+    later = {SLOW_SFT, STOPPING, "judge", "ndcg", "shuffled-group"}
+    assert {name for name, _ in plan.runs[7:]} == later
 
 
 def test_what_is_tried_keeps_away_from_the_new_documents():
@@ -311,6 +314,8 @@ def test_the_power_is_that_of_the_measured_spread():
     assert row.startswith("| both rewards, less control: both, shuffled | 2 | 0.071 |")
     assert "| 18 / " in row
     assert power_table(results(both=[0.6])["runs"], NEW).startswith("No arm has two seeds")
+    rivals = results(**{SFT: [0.3, 0.2], SLOW_SFT: [0.3, 0.4]})["runs"]
+    assert power_table(rivals, NEW).count("\n") == 2, "two rivals are one pair"
 
 
 def test_the_page_holds_what_the_results_say():
