@@ -117,6 +117,8 @@ def serve_embedder(folder: Path) -> AbstractContextManager[str]:
     """Serve the demo's encoder; yield its URL. Its cache is new: a run pays for its embeddings."""
     from demo.roleplay.run import ENCODER
 
+    for path in folder.glob("embedder.sqlite*"):
+        path.unlink()
     return running_service("embedder", folder, "--model", str(ENCODER))
 
 
