@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,18 @@ class Example:
 class Labeller:
     """Turns texts into examples."""
 
-    def __init__(self, tokenizer: Any, untranslated: re.Pattern[str] = LATIN) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        untranslated: re.Pattern[str] = LATIN,
+        quality: Callable[[str, str], float] = sentence_chrf,
+    ) -> None:
         """Keep the texts of all tokens.
 
         untranslated: matches letters of the source's script.
+        quality: of (sample, reference), 0 to 100: what the score of a sample says.
         """
-        self.tokenizer, self.untranslated = tokenizer, untranslated
+        self.tokenizer, self.untranslated, self.quality = tokenizer, untranslated, quality
         self.token_texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.cache: dict[str, list[int]] = {}
 
@@ -60,7 +66,7 @@ class Labeller:
 
     def sample(self, src: str, mt: str, ref: str) -> Example:
         """Return a policy sample, tagged by its edit operations."""
-        score = 25 * (1 - sentence_chrf(mt, ref) / 100)
+        score = 25 * (1 - self.quality(mt, ref) / 100)
         tags, fixes = self.edits(self.ids(mt), self.ids(ref))
         return Example(self.ids(src), self.ids(mt), self.ids(ref), score, tags, fixes, "sample")
 

@@ -217,15 +217,18 @@ def train(plan: Plan, name: str, seed: int, urls: dict[str, str], measure: Any) 
             "seconds": time.monotonic() - started,
             "processor_seconds": processor_seconds() - spent,
         }
-    run = folder if arm.kind == "ppo" else folder / "sft"
+    take_policy(folder if arm.kind == "ppo" else folder / "sft", policy_of(plan, name, seed))
+    return seconds
+
+
+def take_policy(run: Path, to: Path) -> None:
+    """Copy the newest policy of a run to a folder, and remove its checkpoints."""
     checkpoint = newest_checkpoint(run / "checkpoints")
     if checkpoint is None:
-        raise UserError(f"{name}, seed {seed}: {run} has no checkpoint")
-    out = policy_of(plan, name, seed)
-    shutil.rmtree(out, ignore_errors=True)
-    shutil.copytree(checkpoint, out, ignore=shutil.ignore_patterns("optimizer*", "*.pt"))
+        raise UserError(f"{run}: has no checkpoint")
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(checkpoint, to, ignore=shutil.ignore_patterns("optimizer*", "*.pt"))
     shutil.rmtree(run / "checkpoints")
-    return seconds
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import argparse
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import torch
 
 from bench.common import ROOT
 from demo.train import judge, metricx, policy, xcomet
-from demo.train.common import endless, fit, parameter_groups, setup
+from demo.train.common import endless, fit, parameter_groups, sentence_chrf, setup
 from demo.train.data import read_jsonl, write_jsonl
 from demo.train.examples import Example, Labeller
 from evidence.gain.arms import folder_of
@@ -44,6 +44,8 @@ from scorekit.files import replacing_folder, write_atomic
 from trainer.translation.evaluation.compare import reference_stats
 
 MODELS = ROOT / "demo/models"
+#: Returns the quality of (sample, reference), 0 to 100.
+Quality = Callable[[str, str], float]
 #: A round gains nothing if chrF ends less than this above the best so far.
 LEAST_GAIN = 0.3
 #: Rounds at most. The first one without a gain ends the training.
@@ -185,16 +187,18 @@ def make_candidates(folder: Path, direction: Direction, limit: int | None) -> No
     write_jsonl(folder / "dev.jsonl", lines)
 
 
-def examples_of(tokenizer: Any, folder: Path, direction: Direction) -> list[Example]:
+def examples_of(
+    tokenizer: Any, folder: Path, direction: Direction, quality: Quality
+) -> list[Example]:
     """Return the labelled samples, and the true translation of every source."""
-    labeller = Labeller(tokenizer, direction.untranslated)
+    labeller = Labeller(tokenizer, direction.untranslated, quality)
     lines = read_jsonl(folder / "samples.jsonl")
     out = [labeller.sample(line["src"], line["mt"], line["ref"]) for line in lines]
     truths = {line["src"]: line["ref"] for line in lines}
     return out + [labeller.sample(src, ref, ref) for src, ref in truths.items()]
 
 
-def train_metricx(folder: Path, direction: Direction, steps: int) -> str:
+def train_metricx(folder: Path, direction: Direction, steps: int, quality: Quality) -> str:
     """Train the demo's MetricX further; return its rank correlations."""
     from transformers import AutoTokenizer
 
@@ -208,7 +212,7 @@ def train_metricx(folder: Path, direction: Direction, steps: int) -> str:
     candidates, rank = folder / "candidates", judge.dev_figures
     measure_dev = partial(rank, tokenizer=tokenizer, folder=candidates)
     before = measure_dev(lambda e: [-s for s in model.predict(e)])
-    examples = examples_of(tokenizer, candidates, direction)
+    examples = examples_of(tokenizer, candidates, direction, quality)
     batches = _batches(examples, extra=6)
     model.train()
     groups = parameter_groups(model, 6e-4)
@@ -217,7 +221,7 @@ def train_metricx(folder: Path, direction: Direction, steps: int) -> str:
     return f"{before} -> {measure_dev(lambda e: [-s for s in model.predict(e)])}"
 
 
-def train_xcomet(folder: Path, direction: Direction, steps: int) -> str:
+def train_xcomet(folder: Path, direction: Direction, steps: int, quality: Quality) -> str:
     """Train the demo's xCOMET further; return its rank correlations."""
     from services.xcomet.tokenizer import read_tokenizer
 
@@ -231,7 +235,7 @@ def train_xcomet(folder: Path, direction: Direction, steps: int) -> str:
     candidates = folder / "candidates"
     measure_dev = partial(judge.dev_figures, tokenizer=tokenizer, folder=candidates)
     before = measure_dev(lambda e: xcomet.predict(model, e))
-    examples = examples_of(tokenizer, candidates, direction)
+    examples = examples_of(tokenizer, candidates, direction, quality)
     batches = _batches(examples, extra=5)
     fix = torch.nn.Linear(256, 256)
     model.train()
@@ -253,16 +257,23 @@ def _batches(examples: list[Example], extra: int) -> Any:
 
 
 def make_metrics(
-    folder: Path, direction: Direction, steps: int, limit: int | None
+    folder: Path,
+    direction: Direction,
+    steps: int,
+    limit: int | None,
+    quality: Quality = sentence_chrf,
 ) -> dict[str, str]:
-    """Train both metrics; return their rank correlations with chrF, before and after."""
+    """Train both metrics; return their rank correlations with chrF, before and after.
+
+    quality: what the metrics learn to say of a sample.
+    """
     if not (folder / "candidates/dev.jsonl").is_file():
         make_candidates(folder, direction, limit)
     path = folder / "metrics.json"
     stats: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
     for name, train in (("metricx", train_metricx), ("xcomet", train_xcomet)):
         if name not in stats:
-            stats[name] = train(folder, direction, steps)
+            stats[name] = train(folder, direction, steps, quality)
             print(name, stats[name], flush=True)
             write_atomic(path, json.dumps(stats, indent=1) + "\n")
     return stats
