@@ -74,6 +74,7 @@ class Arm:
     settings: its changes. start: the arm whose result it starts from; None: the frozen start.
     shuffled: whether its rewards belong to other samples.
     temperature: of the samples that are measured; None: that of training.
+    ends_later: whether its end of a text is made less likely, by END_BIAS.
     """
 
     title: str
@@ -82,17 +83,20 @@ class Arm:
     start: str | None = None
     shuffled: bool = False
     temperature: float | None = None
+    ends_later: bool = False
 
 
 START = "start"
 ROUND = "round"
 COOLER = "cooler"
+LONGER = "longer"
 SFT = "sft"
 SHUFFLED = "shuffled"
 ARMS = {
     START: Arm("frozen start"),
     ROUND: Arm("the next round of the start's SFT"),
     COOLER: Arm("frozen start, sampled at temperature 0.6", temperature=0.6),
+    LONGER: Arm("frozen start, ends later", ends_later=True),
     "ppo": Arm("PPO", "ppo"),
     "best-of-n": Arm("best of n + SFT pairs", "best_of_n", ("choice.by=reward", "pairs.share=0.5")),
     SFT: Arm("continued SFT", "best_of_n", ("pairs.share=1",)),
@@ -102,6 +106,9 @@ ARMS = {
 }
 
 
+#: By direction, what LONGER takes off the logit of the end: on the development set the start's
+#: greedy translations then have about the length of PPO's.
+END_BIAS = {"en-ko": 0.25, "ko-en": 2.0}
 #: Arms without which a seed is in no table; of the others a stop may leave fewer seeds.
 CORE = ("ppo",)
 
@@ -167,8 +174,9 @@ def overrides(name: str, seed: int, plan: Plan, policy: Path) -> list[str]:
     """Return the `--set` values of a run. policy: the folder of what it starts from."""
     arm, size, sets = ARMS[name], plan.size, plan.folder / "sets"
     if arm.kind == "none":
-        cooler = () if arm.temperature is None else (f"generation.temperature={arm.temperature}",)
-        return [*COMMON, f"policy.path={policy}", *cooler]
+        cooler = [] if arm.temperature is None else [f"generation.temperature={arm.temperature}"]
+        later = [f"end_bias={END_BIAS[plan.direction.name]}"] if arm.ends_later else []
+        return [*COMMON, f"policy.path={policy}", *cooler, *later]
     settings = [*COMMON, f"misc.seed={seed}", f"misc.run_dir={plan.folder}/{name}-{seed}"]
     settings += [f"policy.path={policy}", f"data.train={sets}/train.jsonl"]
     if arm.kind == "ppo":

@@ -37,7 +37,7 @@ class Measure:
         path = f"policy.path={plan.start / 'policy'}"
         self.cfg = load_config(TranslationConfig, PPO_CONFIG, [*settings, *named, path])
         self.rewarder = RewardClient(self.cfg.reward)
-        self.copies = plan.size.copies
+        self.copies, self._end_bias = plan.size.copies, 0.0
         self.sets = {name: load_examples(plan.folder / f"sets/{name}.jsonl") for name in plan.sets}
 
     def close(self) -> None:
@@ -50,11 +50,15 @@ class Measure:
         rollouts = self._sample(examples, policy, copies=1)
         return [(rollout.src_text, rollout.completion_text) for rollout in rollouts]
 
-    def policy(self, folder: Path, temperature: float | None = None) -> dict[str, dict[str, Any]]:
+    def policy(
+        self, folder: Path, temperature: float | None = None, end_bias: float = 0.0
+    ) -> dict[str, dict[str, Any]]:
         """Return the stats of a policy on each set by its name.
 
         temperature: of the samples; None: that of training.
+        end_bias: is taken off the logit of the end of a text.
         """
+        self._end_bias = end_bias
         return {name: self._stats(rows, folder, temperature) for name, rows in self.sets.items()}
 
     def _stats(
@@ -91,7 +95,25 @@ class Measure:
 
     def _load(self, folder: Path) -> tuple[Any, Any]:
         policy = self.cfg.policy.model_copy(update={"path": str(folder)})
-        return load_policy(policy, torch.device("cpu"))
+        model, tokenizer = load_policy(policy, torch.device("cpu"))
+        if self._end_bias:
+            model.lm_head = EndsLater(model.lm_head, tokenizer.eos_token_id, self._end_bias)
+        return model, tokenizer
+
+
+class EndsLater(torch.nn.Module):
+    """A layer of logits whose end of a text is less likely."""
+
+    def __init__(self, head: torch.nn.Module, end: int, bias: float) -> None:
+        """Wrap a layer. end: id of the end. bias: is taken off its logit."""
+        super().__init__()
+        self.head, self.end, self.bias = head, end, bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [..., vocabulary]."""
+        logits: torch.Tensor = self.head(hidden).clone()
+        logits[..., self.end] -= self.bias
+        return logits
 
 
 def _total(sequence: float | None, tokens: Sequence[float]) -> float | None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import markdown_table
-from evidence.gain.arms import ARMS, COOLER, CORE, ROUND, SFT, SHUFFLED, START, TEMPERATURE
+from evidence.gain.arms import ARMS, COOLER, CORE, LONGER, ROUND, SFT, SHUFFLED, START, TEMPERATURE
 from evidence.gain.data import Direction
 from evidence.seeds import (
     PAGES,
@@ -330,6 +330,13 @@ def verdicts(runs: Sequence[Result], outside: str, inside: str) -> list[str]:
             f"The next round of the start's own SFT, one run: {gain:+.2f} greedy chrF, "
             f"{_over(sampled[ROUND]).mean:+.2f} in the mean sample. Above it in greedy chrF, with "
             f"all seeds of an arm against that one run: {_titles(names)}."
+        )
+    if LONGER in chrf:
+        gain = _over(chrf[LONGER]).mean
+        names = [a for a in tried if _rises(seed_interval([v - gain for v in chrf[a].values()]))]
+        out.append(
+            f"The start itself with later ends, whose greedy translations are longer: {gain:+.2f} "
+            f"greedy chrF. Above it, with all seeds of an arm: {_titles(names)}."
         )
     if COOLER in sampled:
         out.append(

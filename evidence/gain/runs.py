@@ -19,6 +19,8 @@ from evidence.gain.arms import (
     ARMS,
     COMMON,
     COOLER,
+    END_BIAS,
+    LONGER,
     PPO_CONFIG,
     ROUND,
     SFT_CONFIG,
@@ -154,7 +156,7 @@ def relative(settings: Sequence[str]) -> list[str]:
 
 def policy_of(plan: Plan, name: str, seed: int) -> Path:
     """Return the folder of an arm's policy; where it will be, if it was not trained yet."""
-    if name in (START, COOLER):
+    if name in (START, COOLER, LONGER):
         return plan.start / "policy"
     if name == ROUND:
         stages: list[dict[str, Any]] = json.loads((plan.start / "start.json").read_text())["curve"]
@@ -178,7 +180,8 @@ def run_one(
             write_json(trained, recorded)
         spent = {key: recorded[key] for key in spent}
     started = time.monotonic()
-    stats = measure.policy(policy_of(plan, name, seed), arm.temperature)
+    end_bias = END_BIAS[plan.direction.name] if arm.ends_later else 0.0
+    stats = measure.policy(policy_of(plan, name, seed), arm.temperature, end_bias)
     line = {
         "arm": name,
         "seed": seed,
