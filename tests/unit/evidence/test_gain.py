@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
 from demo.train.data import DATA, NearDuplicates, read_jsonl
 from evidence.gain.arms import (
     ARMS,
+    END_BIAS,
+    LONGER,
     PPO_CONFIG,
     SFT,
     SFT_CONFIG,
@@ -32,7 +36,7 @@ from evidence.gain.data import (
     split_held_out,
     write_sets,
 )
-from evidence.gain.measure import stats_of
+from evidence.gain.measure import EndsLater, stats_of
 from evidence.gain.report import (
     PAGE,
     balanced,
@@ -367,6 +371,25 @@ def test_the_next_round_of_sft_is_a_rival(next_round, names):
     text = " ".join(verdicts(lines, "test", "tracked"))
     assert f"one run: {next_round - 20:+.2f} greedy chrF" in text
     assert f"against that one run: {names}." in text
+
+
+def test_a_later_end_is_less_likely_and_all_else_is_as_likely():
+    head = torch.nn.Linear(3, 5)
+    hidden = torch.randn(2, 4, 3)
+    before, after = head(hidden), EndsLater(head, 2, 1.5)(hidden)
+    assert torch.allclose(before[..., 2] - after[..., 2], torch.tensor(1.5))
+    assert torch.equal(before[..., [0, 1, 3, 4]], after[..., [0, 1, 3, 4]])
+
+
+def test_length_alone_is_a_rival():
+    lines = runs_of(ppo=[22.0, 22.1, 22.3], longer=[21.0])
+    text = " ".join(verdicts(lines, "test", "tracked"))
+    assert "longer: +1.00 greedy chrF. Above it, with all seeds of an arm: *PPO*." in text
+    settings = {
+        n: overrides(LONGER, 0, make_plan(direction=d), Path("p")) for n, d in DIRECTIONS.items()
+    }
+    assert settings["ko-en"][-1] == f"end_bias={END_BIAS['ko-en']}"
+    assert settings["ko-en"] != settings["en-ko"]
 
 
 def test_two_seeds_claim_nothing():
