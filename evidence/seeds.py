@@ -56,6 +56,12 @@ def cell(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the values that are there; None if there is none."""
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
+
+
 def spread(values: Sequence[float | None], digits: int, *, signs: bool = False) -> str:
     """Return the lowest and the highest value as a table cell; a dash if there is none."""
     numbers = [value for value in values if value is not None]

@@ -34,6 +34,7 @@ from evidence.gain.runs import (
 )
 from evidence.seeds import PAGES, check_arms, wrapped, write_section
 from scorekit.command import clean_exit
+from scorekit.errors import UserError
 from testing.processes import exit_on_sigterm, running_service
 
 PAGE = PAGES / "translation.md"
@@ -186,13 +187,17 @@ def table(results: Mapping[str, Any]) -> str:
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help="This try; may be given again.")] = None,
+    report: Annotated[bool, typer.Option(help="Only write the table, from the results.")] = False,
 ) -> None:
     """Run what is missing, and write the table."""
     exit_on_sigterm()
     with clean_exit(stdout="log"):
         check_arms(only or [], TRIES)
         path = ROOT / "bench/results/gain/tries.json"
-        run_tries([name for name in TRIES if not only or name in only], path)
+        if not report:
+            run_tries([name for name in TRIES if not only or name in only], path)
+        if not path.is_file():
+            raise UserError(f"{path}: has no result yet. Run this without --report first")
         text = table(json.loads(path.read_text(encoding="utf-8")))
         Console(width=160).print(Markdown(text))
         write_section("What else was tried", BEGIN, END, text, PAGE)

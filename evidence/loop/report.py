@@ -14,7 +14,17 @@ from rich.markdown import Markdown
 from bench.common import markdown_table, write_between
 from evidence.gain.report import needed
 from evidence.loop.curation import ARMS, FIRST, LOOP, PLAIN, RANDOM
-from evidence.seeds import PAGES, Changes, against, bullet, cell, seed_interval, wrapped
+from evidence.search.report import of_arm
+from evidence.seeds import (
+    PAGES,
+    Changes,
+    against,
+    bullet,
+    cell,
+    mean_of_known,
+    seed_interval,
+    wrapped,
+)
 from scorekit.errors import UserError
 
 PAGE = PAGES / "loop.md"
@@ -90,11 +100,6 @@ def tables(runs: Sequence[Run]) -> str:
     )
 
 
-def of_arm(runs: Sequence[Run], name: str) -> dict[int, Run]:
-    """Return seed -> run of an arm."""
-    return {run["seed"]: run for run in runs if run["arm"] == name}
-
-
 def changes_of(runs: Sequence[Run], key: str) -> dict[str, Changes]:
     """Return arm -> seed -> change of a stat since the first round of the same seed."""
     before = {seed: run["stats"][key] for seed, run in of_arm(runs, FIRST).items()}
@@ -116,7 +121,7 @@ def ends_table(runs: Sequence[Run]) -> str:
     for name, title in ARMS.items():
         if by_seed := list(of_arm(runs, name).values()):
             cells = [
-                cell(_mean([run["stats"][key] for run in by_seed]), digits)
+                cell(mean_of_known([run["stats"][key] for run in by_seed]), digits)
                 for key, digits in COLUMNS.values()
             ]
             rows.append([title, str(len(by_seed)), *cells])
@@ -128,7 +133,9 @@ def data_table(runs: Sequence[Run]) -> str:
     rows = []
     for name, title in ARMS.items():
         if name != FIRST and (by_seed := list(of_arm(runs, name).values())):
-            cells = [cell(_mean([run["data"].get(key) for run in by_seed]), 0) for key in DATA]
+            cells = [
+                cell(mean_of_known([run["data"].get(key) for run in by_seed]), 0) for key in DATA
+            ]
             rows.append([title, *cells])
     return markdown_table(["", *DATA.values()], rows)
 
@@ -198,11 +205,6 @@ def _by_question(runs: Sequence[Run], name: str, rival: str) -> list[float]:
 def _question_values(runs: Sequence[Run], name: str) -> list[float | None]:
     strings = [run["stats"]["of_questions"] for run in of_arm(runs, name).values()]
     return [
-        _mean([None if letter == "-" else float(letter) for letter in column])
+        mean_of_known([None if letter == "-" else float(letter) for letter in column])
         for column in zip(*strings, strict=True)
     ]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return statistics.fmean(numbers) if numbers else None

@@ -20,6 +20,7 @@ from evidence.seeds import (
     SeedInterval,
     against,
     cell,
+    mean_of_known,
     seed_interval,
     wrapped,
 )
@@ -156,13 +157,13 @@ def ends_table(runs: Sequence[Run], set_name: str) -> str:
         if not by_seed:
             continue
         cells = [
-            cell(_mean([run["sets"][set_name][key] for run in by_seed]), digits)
+            cell(mean_of_known([run["sets"][set_name][key] for run in by_seed]), digits)
             for key, digits in COLUMNS.values()
         ]
         entropies = [run["by_update"]["entropy_est"][-1] for run in by_seed if run["by_update"]]
         count = "" if description.kind == "none" else str(len(by_seed))
         seconds = f"{statistics.fmean(run['processor_seconds'] for run in by_seed):.0f}"
-        cells += [cell(_mean(entropies), 3), "" if description.kind == "none" else seconds]
+        cells += [cell(mean_of_known(entropies), 3), "" if description.kind == "none" else seconds]
         rows.append([description.title, count, *cells])
     return markdown_table(["", "seeds", *COLUMNS, "entropy at the end", "processor s"], rows)
 
@@ -193,7 +194,7 @@ def updates_table(runs: Sequence[Run]) -> str:
         count = min((len(log["reward_mean"]) for log in logs), default=0)
         for update in sorted({0, (count - 1) // 2, count - 1}) if count else ():
             cells = [
-                cell(_mean([log[key][update] for log in logs]), digits)
+                cell(mean_of_known([log[key][update] for log in logs]), digits)
                 for key, digits in BY_UPDATE.values()
             ]
             rows.append([description.title, str(update + 1), *cells])
@@ -255,7 +256,8 @@ def question_values(runs: Sequence[Run], set_name: str, arm: str) -> list[float 
     """Return for each question the share of the seeds that are right; None if none was judged."""
     strings = [run["sets"][set_name]["of_questions"] for run in of_arm(runs, arm).values()]
     return [
-        _mean([None if c == "-" else float(c) for c in col]) for col in zip(*strings, strict=True)
+        mean_of_known([None if c == "-" else float(c) for c in col])
+        for col in zip(*strings, strict=True)
     ]
 
 
@@ -269,11 +271,6 @@ def _differences(runs: Sequence[Run], set_name: str, arm: str, rival: str) -> li
 def _questions_cell(runs: Sequence[Run], set_name: str, arm: str) -> str:
     low, high = mean_interval(_differences(runs, set_name, arm, START))
     return f"[{low:+.3f}, {high:+.3f}]"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return statistics.fmean(numbers) if numbers else None
 
 
 def _as_text(interval: SeedInterval | None) -> str:
