@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from demo.train.common import pad
-from demo.train.policy import PAD, load, pair_ids
+from demo.train.policy import load, pair_ids
+from demo.train.tokenizer import PAD
 from scorekit.schemas import Scored, Truncated
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 

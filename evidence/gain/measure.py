@@ -101,7 +101,7 @@ class Measure:
         return model, tokenizer
 
 
-class EndsLater(torch.nn.Module):
+class EndsLater(torch.nn.Module):  # type: ignore[misc]
     """A layer of logits whose end of a text is less likely."""
 
     def __init__(self, head: torch.nn.Module, end: int, bias: float) -> None:
