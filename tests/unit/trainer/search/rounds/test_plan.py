@@ -61,6 +61,25 @@ def test_the_presets_are_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert last.data.train == "demo/search/questions.jsonl"
 
 
+def test_the_shortest_loop_calls_no_server_between_its_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    overrides = ["train.policy.path=MODEL", "train.data.train=demo/search/questions.jsonl"]
+    overrides += ["train.answering.generator.model=NAME"]
+    cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds_short.yaml", overrides)
+    loop_plan = LoopPlan(cfg, Path("out"))
+    check_plan(loop_plan)  # no verifier is set, and none is asked for
+    assert [training.then for training in cfg.rounds] == [
+        ["buckets", "focus", "distill", "sft"],
+        [],
+    ]
+    assert not {"alternatives", "diagnose", "hallucinations", "verify", "rewrite"} & {
+        name for training in cfg.rounds for name in training.then
+    }
+    assert loop_plan.training(cfg.rounds[-1]).misc.run_dir == "out/02-round2/train"
+
+
 def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check questions per update, episodes per question, turns and answer tokens of each round."""
     monkeypatch.chdir(ROOT)
