@@ -12,6 +12,8 @@ from evidence.gain.data import DIRECTIONS, Direction
 PPO_CONFIG = ROOT / "configs/translation/demo.yaml"
 SFT_CONFIG = ROOT / "configs/best_of_n/demo.yaml"
 TEMPERATURE = 0.8
+#: A round of the start's SFT gains nothing if chrF ends less than this above the best so far.
+LEAST_GAIN = 0.3
 #: What every run changes in its config.
 COMMON = (
     "data.eval=null",  # policies are measured afterwards, the control's by the true services
@@ -106,8 +108,9 @@ ARMS = {
 }
 
 
-#: By direction, what LONGER takes off the logit of the end: on the development set the start's
-#: greedy translations then have about the length of PPO's.
+#: By direction, what LONGER takes off the logit of the end. It was chosen on the development set
+#: so that the start's greedy translations get longer by as much as PPO's do on the test set: there
+#: 0.918 -> 0.924 and 0.921 -> 0.997 times the references.
 END_BIAS = {"en-ko": 0.25, "ko-en": 2.0}
 #: Arms without which a seed is in no table; of the others a stop may leave fewer seeds.
 CORE = ("ppo",)

@@ -59,7 +59,10 @@ class Measure:
         end_bias: is taken off the logit of the end of a text.
         """
         self._end_bias = end_bias
-        return {name: self._stats(rows, folder, temperature) for name, rows in self.sets.items()}
+        try:
+            return {n: self._stats(rows, folder, temperature) for n, rows in self.sets.items()}
+        finally:
+            self._end_bias = 0.0
 
     def _stats(
         self, examples: Sequence[Example], folder: Path, temperature: float | None

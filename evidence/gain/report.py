@@ -14,7 +14,18 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from bench.common import markdown_table
-from evidence.gain.arms import ARMS, COOLER, CORE, LONGER, ROUND, SFT, SHUFFLED, START, TEMPERATURE
+from evidence.gain.arms import (
+    ARMS,
+    COOLER,
+    CORE,
+    LEAST_GAIN,
+    LONGER,
+    ROUND,
+    SFT,
+    SHUFFLED,
+    START,
+    TEMPERATURE,
+)
 from evidence.gain.data import Direction
 from evidence.seeds import (
     PAGES,
@@ -131,6 +142,7 @@ def main_table(runs: Sequence[Result], name: str) -> str:
         (greedy_chrf, 2),
         (sampled_chrf, 2),
         (lambda s: s["bleu"], 2),
+        (lambda s: s["sampled_bleu"], 2),
         (lambda s: s["length"], 3),
         (lambda s: s["reward"], 3),
     ]
@@ -142,8 +154,8 @@ def main_table(runs: Sequence[Result], name: str) -> str:
         rows.append([ARMS[arm].title, seeds, *cells, f"{processor_seconds(runs, arm):.0f}"])
         if ARMS[arm].kind == "none":
             rows[-1][1] = rows[-1][-1] = ""
-    head = ["arm", "seeds", "greedy chrF", "mean sample", "BLEU", "length", "reward"]
-    return markdown_table([*head, "processor s"], rows)
+    head = ["arm", "seeds", "greedy chrF", "mean sample", "BLEU", "BLEU of the samples"]
+    return markdown_table([*head, "length", "reward", "processor s"], rows)
 
 
 def processor_seconds(runs: Sequence[Result], arm: str) -> float:
@@ -266,7 +278,14 @@ def start_table(start: Mapping[str, Any]) -> str:
         ]
         for line in start["curve"]
     ]
-    return markdown_table(["stage", "chrF", "BLEU", "loss of a reference's token"], rows)
+    table = markdown_table(["stage", "chrF", "BLEU", "loss of a reference's token"], rows)
+    stages = {line["stage"]: line["chrf"] for line in start["curve"]}
+    rise = start["curve"][-1]["chrf"] - stages[start["chosen"]]
+    if rise < LEAST_GAIN:
+        return table
+    return f"{table}\n\n" + wrapped(
+        f"**The round after the frozen one rose by {rise:.2f} more: SFT was not quite at its end.**"
+    )
 
 
 def _change(stat: Mapping[str, Any]) -> str:
@@ -338,6 +357,9 @@ def verdicts(runs: Sequence[Result], outside: str, inside: str) -> list[str]:
             f"The start itself with later ends, whose greedy translations are longer: {gain:+.2f} "
             f"greedy chrF. Above it, with all seeds of an arm: {_titles(names)}."
         )
+        gain = _over(sampled[LONGER]).mean
+        names = [a for a in tried if _rises(seed_interval([v - gain for v in sampled[a].values()]))]
+        out.append(f"The same in the mean sample: {gain:+.2f}. Above it: {_titles(names)}.")
     if COOLER in sampled:
         out.append(
             f"The start itself, sampled at temperature {ARMS[COOLER].temperature} in place of "
@@ -351,6 +373,13 @@ def verdicts(runs: Sequence[Result], outside: str, inside: str) -> list[str]:
     )
     fallen = [arm for arm in tried if _falls(_over(bleu[arm]))]
     out.append(f"BLEU below the start, clear of 0: {_titles(fallen)}.")
+    sampled_bleu = changes_of(runs, outside, lambda s: float(s["sampled_bleu"]))
+    fallen = [arm for arm in tried if _falls(_over(sampled_bleu[arm]))]
+    out.append(f"BLEU of the samples below the start, clear of 0: {_titles(fallen)}.")
+    if SFT in bleu:
+        less = {a: against(bleu[a], bleu[SFT]) for a in tried}
+        parts = [f"*{ARMS[a].title}* {v.as_text(2)}" for a, v in less.items() if v is not None]
+        out.append(f"BLEU less continued SFT: {'; '.join(parts)}.")
     return out
 
 

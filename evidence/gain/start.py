@@ -6,7 +6,7 @@
 
 `policy` trains on demo/data/{sft,pydocs}.jsonl (demo/train/policy.py), then goes on in rounds until
 chrF of the development set stays where it is: a flat loss says nothing (docs/explanation/evidence).
-The best round is frozen; the round after it is a rival of RL.
+The best round until then is frozen; the round after it is a rival of RL, and may rise once more.
 `metrics` trains the demo's two metrics further on that policy's own samples. Their sources
 are those of demo/data/rl_prompts.jsonl: the policy never saw them, and no run trains on them.
 Neither saw a translation of a prompt or of a measured source. What is there is not made again.
@@ -30,7 +30,7 @@ from demo.train import judge, metricx, policy, xcomet
 from demo.train.common import endless, fit, parameter_groups, sentence_chrf, setup
 from demo.train.data import read_jsonl, write_jsonl
 from demo.train.examples import Example, Labeller
-from evidence.gain.arms import folder_of
+from evidence.gain.arms import LEAST_GAIN, folder_of
 from evidence.gain.data import (
     DIRECTIONS,
     TRACKED,
@@ -46,8 +46,6 @@ from trainer.translation.evaluation.compare import reference_stats
 MODELS = ROOT / "demo/models"
 #: Returns the quality of (sample, reference), 0 to 100.
 Quality = Callable[[str, str], float]
-#: A round gains nothing if chrF ends less than this above the best so far.
-LEAST_GAIN = 0.3
 #: Rounds at most. The first one without a gain ends the training.
 ROUNDS = 3
 #: Peak learning rate of a round. A round has a warm-up and ends at 0, so it must be long enough to

@@ -78,11 +78,13 @@ def run_seeds(
     ]
     if not missing:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    # What was trained with other sizes, or from another start, is never taken up
+    trained = folder / f"{start_digest()[:8]}-{size.updates}x{size.batch}x{size.n_agent}"
+    trained.mkdir(parents=True, exist_ok=True)
     plan = Plan((), folder, results, (size.set_name,))
     with open_services(plan) as services:
         for seed, name in missing:
-            run_one(folder, results, name, seed, size, services)
+            run_one(trained, results, name, seed, size, services)
 
 
 def is_done(results: Path, name: str, seed: int, size: Size) -> bool:
@@ -98,14 +100,14 @@ def run_one(
     folder: Path, results: Path, name: str, seed: int, size: Size, services: Services
 ) -> None:
     """Train what is missing of a run, measure its policy, and write its result."""
-    out, spent = folder / f"{name}-{seed}", processor_seconds()
+    spent = processor_seconds()
     first = play_first(folder, seed, size, services[HELD_OUT])
     data: dict[str, Any] = {}
     policy = first / "policy"
     if name != FIRST:
         policy, data = train_second(folder, first, name, seed, size, services[HELD_OUT])
     spent, before = processor_seconds() - spent, processor_seconds()
-    measured = out.with_suffix(".jsonl")
+    measured = folder / f"{name}-{seed}-measured.jsonl"
     settings = [*YARDSTICK, "rollout.deterministic=true", *services[size.set_name]]
     questions = MEASURED[size.set_name].questions
     measure_policy(CONFIG, settings, policy, questions, measured, size.limit)
@@ -200,8 +202,10 @@ def train_second(
         shutil.rmtree(out, ignore_errors=True)
         run_trainer(log, "train", "--config", CONFIG, **settings, **{"misc.run_dir": out})
         run_trainer(log, "export", out, "--to", exported)
-    data["rl_tokens"] = round(updates * tokens_of_update(out))
-    return exported, data | {"updates": updates}
+    return exported, data | {
+        "updates": updates,
+        "rl_tokens": round(updates * tokens_of_update(out)),
+    }
 
 
 def right_rows(folder: Path, first: Path, seed: int, log: Path) -> list[dict[str, Any]]:

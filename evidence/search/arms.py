@@ -84,7 +84,7 @@ ARMS = {
     "judge": Arm("judge only", ("reward.preset=focused",), later=True),
     "ndcg": Arm("NDCG only", ("reward.w_judge=0", "reward.w_ndcg=1"), later=True),
     STOPPING: Arm(
-        "both rewards, a forced end costs 0.3",
+        "both rewards, a forced end costs 0.3, 14 updates",
         ("reward.forced_completion=penalty", "rl.num_updates=14"),
         later=True,
     ),

@@ -48,7 +48,8 @@ class SeededPrompt:
     max_new_tokens: length of the longest completion.
     seed: of the random stream, which has one uniform number for each sampled token.
     affinity: prompts that share it begin alike, as the turns of one trajectory do: a sampler of
-    several servers prefers the one that has computed that beginning. It changes no completion.
+    several servers prefers the one that has computed that beginning, and the one of this process
+    keeps it. It changes no completion, but for rounding.
     """
 
     ids: Sequence[int]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from scorekit.errors import UserError
+from trainer.rl.engines.turn_cache import MAX_BYTES
 from trainer.rl.forward import CHUNK_ENTRIES
 from trainer.runs.config import KeptConfig, RunConfig
 
@@ -34,6 +35,10 @@ def estimate_memory(
     update = activation_bytes(cfg, sizes, longest_prompt)
     length = longest_prompt + cfg.generation.max_new_tokens
     sampling = cache_bytes(cfg, sizes, cfg.generation.batch_size * length)
+    rollout = getattr(cfg, "rollout", None)
+    if rollout is not None:  # episodes that wait for their next turn
+        waiting = cfg.rl.batch_size * rollout.n_agent * length
+        sampling += min(MAX_BYTES, cache_bytes(cfg, sizes, waiting))
     if cfg.generation.engine == "vllm":
         sampling = 0.0
     return [*weight_rows(cfg, model, has_reference=bool(has_reference)), peak_row(update, sampling)]

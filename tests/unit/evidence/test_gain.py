@@ -77,6 +77,7 @@ def run(arm, seed, chrf, *, bleu=20.0, prompts=None):
             "greedy": [value - 1, value + 1],
             "sampled": [value - 3, value - 3],
             "bleu": bleu,
+            "sampled_bleu": bleu - 2,
             "length": 1.0,
             "reward": -10.0,
         }

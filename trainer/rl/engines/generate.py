@@ -116,7 +116,7 @@ class GenerateSampler:
         cannot be merged. They have the autocast state of the code that runs the event loop.
         """
         if self.world is not None:
-            raise RuntimeError("complete: processes that share weights need complete_batch")
+            raise RuntimeError("complete: processes that share weights need complete_turns")
         _check_temperatures([prompt.temperature], with_logprobs)
         settings = (gen_cfg.top_p, gen_cfg.top_k, gen_cfg.batch_size)
         if settings not in self._queues:

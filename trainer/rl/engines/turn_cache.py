@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trainer.rl.sampler import SeededPrompt
 
-#: Bytes of keys and values that are kept at most. Conversations that were read longest ago go
-#: first; their next turn reads all again.
+#: Bytes of keys and values that are kept at most, beside those of the turns that run. Conversations
+#: that were read longest ago go first; their next turn reads all again.
 MAX_BYTES = 2**30
 
 
@@ -54,10 +54,14 @@ class TurnCache:
         """Keep a conversation in place of what was kept of it.
 
         ids: all that the model has read.
-        layers: keys and values [heads, ids, size] of each layer; nobody else may change them.
+        layers: keys and values [heads, ids, size] of each layer; nobody else may change them. One
+        conversation that is too large for all the room is not kept.
         """
         self.forget(affinity)
-        self._read[affinity] = read = ReadTurns(list(ids), list(layers))
+        read = ReadTurns(list(ids), list(layers))
+        if read.num_bytes > self._max_bytes:
+            return
+        self._read[affinity] = read
         self._num_bytes += read.num_bytes
         while self._num_bytes > self._max_bytes:
             self.forget(next(iter(self._read)))

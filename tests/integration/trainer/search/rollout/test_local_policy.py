@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from scorekit.errors import UserError
@@ -10,6 +12,7 @@ from tests.kits.trainer.searching.policies import TINY_SIGHT, save_tiny
 from trainer.search.config import SearchConfig
 from trainer.search.rollout.sampled import local_policy
 
+ROOT = Path(__file__).parents[5]
 EPISODE = {"sight": TINY_SIGHT, "max_turns": 2, "context_length": 8192}
 
 
@@ -35,6 +38,24 @@ def test_a_folder_takes_turns_and_the_same_ones_again(folder, observation):
     assert [turn.text for turn in first[0].turns] == [turn.text for turn in second[0].turns]
     assert first[0].end == "forced" and first[0].tokens == second[0].tokens
     assert sum(first[0].tokens.action_mask) == sum(t.tokens or 0 for t in first[0].turns)
+
+
+def test_an_episode_that_ended_leaves_nothing_in_the_sampler():
+    cfg = config(
+        ROOT / "demo/models/search_policy",
+        episode={"max_turns": 2, "context_length": 1024, "observation": "text"},
+    )
+    policy, names = local_policy(cfg), set()
+    cache = policy._sampler._turn_cache
+
+    class Noting(dict):
+        def __setitem__(self, name, read):
+            names.add(name)
+            super().__setitem__(name, read)
+
+    cache._read = Noting()
+    (episode,) = played(policy, **cfg.episode.model_dump())
+    assert names == {episode.trajectory_id} and len(cache) == 0
 
 
 @pytest.mark.parametrize(
