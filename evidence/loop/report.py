@@ -49,7 +49,11 @@ DATA = {
     "rl_tokens": "tokens of them",
 }
 #: Stats whose changes have an interval over seeds.
-CHANGED = {"right": "right answers", "ndcg": "NDCG"}
+CHANGED = {
+    "right": "right answers",
+    "small_print": "right answers about small print",
+    "ndcg": "NDCG",
+}
 RIVALS = {PLAIN: "less plain training", RANDOM: "less random rows"}
 EFFECTS = (0.02, 0.05, 0.1)
 #: Fewest seeds of a claim.
@@ -92,8 +96,10 @@ def tables(runs: Sequence[Run]) -> str:
             "What the second round learned from, the mean of the seeds:",
             data_table(runs),
             *(changes_table(runs, key) for key in CHANGED),
-            "How many seeds would show a gain of this size in right answers (two-sided 5 %, 80 % "
-            "power), and how many questions would, for these policies:",
+            wrapped(
+                "How many seeds would show a gain of this size in right answers (two-sided 5 %, "
+                "80 % power), and how many questions would, for these policies:"
+            ),
             power_table(runs),
             "\n".join(bullet(line) for line in verdicts(runs)),
         ]
