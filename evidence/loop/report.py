@@ -107,13 +107,16 @@ def tables(runs: Sequence[Run]) -> str:
 
 
 def changes_of(runs: Sequence[Run], key: str) -> dict[str, Changes]:
-    """Return arm -> seed -> change of a stat since the first round of the same seed."""
+    """Return arm -> seed -> change of a stat since the first round of the same seed.
+
+    Without a value at either end there is no change: three questions may have no small print.
+    """
     before = {seed: run["stats"][key] for seed, run in of_arm(runs, FIRST).items()}
     changes = {
         name: {
             seed: run["stats"][key] - before[seed]
             for seed, run in of_arm(runs, name).items()
-            if seed in before
+            if None not in (run["stats"][key], before.get(seed))
         }
         for name in ARMS
         if name != FIRST
@@ -156,6 +159,8 @@ def changes_table(runs: Sequence[Run], key: str) -> str:
             less = None if rival == name else against(by_seed, changes.get(rival, {}))
             cells.append("" if less is None else less.as_text())
         rows.append([ARMS[name], *cells])
+    if not rows:
+        return f"{CHANGED[key]}: no change is known."
     head = [f"{CHANGED[key]}: change since the first round", "seed by seed", "mean [95 %]"]
     return markdown_table([*head, *(f"{title}, paired by seed" for title in RIVALS.values())], rows)
 
@@ -182,16 +187,18 @@ def verdicts(runs: Sequence[Run]) -> list[str]:
         changes = changes_of(runs, key)
         loop = changes.get(LOOP, {})
         if len(loop) < FEWEST_SEEDS:
-            return [f"The loop has fewer than {FEWEST_SEEDS} seeds: nothing is shown."]
+            words = f"The loop, {title}: fewer than {FEWEST_SEEDS} seeds, so nothing is shown."
+            lines.append(words)
+            continue
         parts = [("since the first round", seed_interval(list(loop.values())))]
         for rival, text in RIVALS.items():
             less = against(loop, changes.get(rival, {}))
             parts += [] if less is None else [(text, less)]
-        words = (
+        texts = (
             f"{interval.as_text()} {text} ({_relation(interval.is_clear, interval.mean)})"
             for text, interval in parts
         )
-        lines.append(f"The loop, {title}, {len(loop)} seeds: {'; '.join(words)}.")
+        lines.append(f"The loop, {title}, {len(loop)} seeds: {'; '.join(texts)}.")
     return lines
 
 

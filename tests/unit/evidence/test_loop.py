@@ -63,7 +63,18 @@ def test_sentences_say_what_is_clear_and_what_is_not():
 
 
 def test_two_seeds_claim_nothing():
-    assert "nothing is shown" in verdicts(runs_of(first=[0.1] * 2, loop=[0.9] * 2))[0]
+    lines = verdicts(runs_of(first=[0.1] * 2, loop=[0.9] * 2))
+    assert len(lines) == 3 and all("nothing is shown" in line for line in lines)
+
+
+def test_a_stat_without_a_value_has_no_change_and_the_others_have_theirs():
+    runs = runs_of(first=[0.1] * 3, loop=[0.9] * 3)
+    for line in runs:
+        line["stats"]["small_print"] = None
+    assert changes_of(runs, "small_print") == {} and len(changes_of(runs, "right")[LOOP]) == 3
+    right, small_print, _ = verdicts(runs)
+    assert "above" in right and "nothing is shown" in small_print
+    assert "small print: no change is known." in tables(runs)
 
 
 def test_the_tables_have_every_arm_and_how_often_the_questions_were_used():
