@@ -73,6 +73,8 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
         )
     show_truth(run_dir / "rounds/01-phase1", wrong)
     show_known(run_dir / "rounds/02-round1", memorized_ids)
+    for line in learned(run_dir / "rounds"):
+        console.print(f"   {line}")
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
 
@@ -138,6 +140,35 @@ def show_truth(folder: Path, wrong: set[str]) -> None:
     more = sum(len(pages_of_fact - pages.get(id, set())) for id, pages_of_fact in got.items())
     truth_table.add_row(f"{total} pages with the same fact", str(right), f"{more} other pages")
     console.print(truth_table)
+
+
+def learned(rounds: Path) -> list[str]:
+    """Return sentences on what each training did to the held-out questions, from its evaluations.
+
+    A training without a judge is told by NDCG.
+    """
+    parts, ends = [], dict[str, float]()
+    for path in sorted(rounds.glob("*/train/eval.jsonl")):
+        name = path.parent.parent.name.partition("-")[2]
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        is_judged = lines[-1]["judge_mean"] is not None
+        key, title = ("judge_mean", "right answers") if is_judged else ("ndcg_mean", "NDCG")
+        first, last = lines[0][key], lines[-1][key]
+        parts.append(f"{name}: {title} {first:.2f} -> {last:.2f}")
+        if is_judged:
+            ends[name] = last
+    out = [f"Held-out questions, before and after each training. {'; '.join(parts)}."]
+    if ends:
+        best, last_name = max(ends, key=lambda name: ends[name]), list(ends)[-1]
+        if ends[best] > ends[last_name]:
+            out.append(f"The best policy is that of {best}: {last_name} made it worse.")
+        else:
+            out.append(f"The best policy is the last one, that of {last_name}.")
+    out.append(
+        "In this run, one seed. Another can differ: docs/explanation/evidence/loop.md has five, of "
+        "two rounds."
+    )
+    return out
 
 
 def show_known(folder: Path, memorized_ids: set[str]) -> None:
