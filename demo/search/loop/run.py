@@ -73,7 +73,7 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
         )
     show_truth(run_dir / "rounds/01-phase1", wrong)
     show_known(run_dir / "rounds/02-round1", memorized_ids)
-    for line in learned(run_dir / "rounds"):
+    for line in training_sentences(run_dir / "rounds"):
         console.print(f"   {line}")
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
@@ -142,7 +142,7 @@ def show_truth(folder: Path, wrong: set[str]) -> None:
     console.print(truth_table)
 
 
-def learned(rounds: Path) -> list[str]:
+def training_sentences(rounds: Path) -> list[str]:
     """Return sentences on what each training did to the held-out questions, from its evaluations.
 
     A training without a judge is told by NDCG.

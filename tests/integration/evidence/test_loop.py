@@ -17,9 +17,9 @@ def test_every_arm_runs_and_what_has_a_result_or_a_policy_is_kept(tmp_path):
     before = {path: path.read_bytes() for path in results.iterdir()}
     (results / "plain-1.json").unlink()  # killed while it measured: the policy is there
     run_seeds([], [1], QUICK, tmp_path, results)
-    again = json.loads((results / "plain-1.json").read_text(encoding="utf-8"))
+    new_result = json.loads((results / "plain-1.json").read_text(encoding="utf-8"))
     plain = json.loads(before.pop(results / "plain-1.json"))
-    assert (again["stats"], again["data"]) == (plain["stats"], plain["data"])
+    assert (new_result["stats"], new_result["data"]) == (plain["stats"], plain["data"])
     assert {path: path.read_bytes() for path in before} == before
     runs = read_results(results)
     assert {run["arm"] for run in runs} == set(ARMS)
