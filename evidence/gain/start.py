@@ -133,6 +133,7 @@ def make_policy(
             fit(list(model.parameters()), loss, round_steps, RATE, None, path.name)
             with replacing_folder(path) as part:
                 policy.save(model, tokenizer, part)
+            model, _ = policy.load(path)  # the weights as they are saved are what is measured
         values = quality(model, tokenizer, measured, direction.pair)
         rounds.append({"stage": path.name, "extra": number * round_steps, **values})
         print(rounds[-1], flush=True)
