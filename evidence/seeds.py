@@ -7,13 +7,14 @@ policies, and nothing about another seed.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import textwrap
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.common import ROOT, markdown_table, write_between
 from scorekit.errors import UserError
@@ -49,6 +50,12 @@ def run_logged(
         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
         raise UserError(f"the trainer ended with exit code {code}; the end of {log}:\n{tail}")
     return time.monotonic() - started
+
+
+def read_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the results of the runs of a folder, in the order of their files (ARM-SEED.json)."""
+    paths = sorted(folder.glob("*-[0-9]*.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def cell(value: float | None, digits: int) -> str:

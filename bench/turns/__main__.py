@@ -1,6 +1,7 @@
-"""Measure episodes sampled in this process: continuous batches, and the price of fixed ones.
+"""Measure episodes sampled in this process: continuous batches, and the price of two other ways.
 
-Episodes have turns of drawn lengths and wait for a search after each. In fixed batches (the
+Episodes have turns of drawn lengths and wait for a search after each. What was read of an episode
+is kept for its next turn; a third way reads all of it again before each turn. In fixed batches (the
 deterministic mode) every turn waits for the slowest episode. The model has random weights: only
 times, and how often rounding changes a token, are measured.
 
@@ -38,6 +39,8 @@ def questions(quick: bool) -> Iterator[Measurement]:
         yield Measurement("  fixed batches", row["fixed_s"], "s")
         price = row["fixed_s"] / row["continuous_s"]
         yield Measurement("  fixed, of the time of continuous ones", price, "")
+        price = row["rereading_s"] / row["continuous_s"]
+        yield Measurement("  reading all again, of the time of continuous ones", price, "")
         yield Measurement("  tokens that rounding changes, by batch", row["equal_past"], "")
         repeated = float(row["fixed_repeats"])
         yield Measurement("  fixed batches repeat bit by bit", repeated, "", at_least=1.0)

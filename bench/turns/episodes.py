@@ -83,8 +83,11 @@ def random_sampler(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Ge
     return GenerateSampler(model, SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD))
 
 
-def play(sampler: GenerateSampler, sizes: Sizes, *, fixed: bool) -> Played:
-    """Run all episodes, in continuous or in fixed batches."""
+def play(sampler: GenerateSampler, sizes: Sizes, *, fixed: bool, keeps: bool = True) -> Played:
+    """Run all episodes, in continuous or in fixed batches.
+
+    keeps: whether what was read of an episode is kept for its next turn.
+    """
     cfg = SamplingConfig(batch_size=sizes.rows)
     batches = FixedBatches(sampler, cfg, with_logprobs=True, world=None)
 
@@ -93,11 +96,14 @@ def play(sampler: GenerateSampler, sizes: Sizes, *, fixed: bool) -> Played:
             return await batches.complete(name, prompt)
         return await sampler.complete(prompt, cfg, with_logprobs=True)
 
-    return asyncio.run(_play(sizes, turn, batches))
+    return asyncio.run(_play(sizes, turn, batches, sampler.forget if keeps else None))
 
 
 async def _play(
-    sizes: Sizes, turn: Callable[[str, SeededPrompt], Any], batches: FixedBatches
+    sizes: Sizes,
+    turn: Callable[[str, SeededPrompt], Any],
+    batches: FixedBatches,
+    forget: Callable[[str], None] | None,
 ) -> Played:
     names = [str(number) for number in range(sizes.episodes)]
     batches.start(names)
@@ -113,7 +119,8 @@ async def _play(
         for index in range(sizes.turns):
             length = min(sizes.longest, 1 + int(rng.expovariate(1 / sizes.turn)))
             seed = number * 1000 + index
-            prompt = SeededPrompt(list(context), (), sizes.temperature, length, seed)
+            affinity = names[number] if forget else ""
+            prompt = SeededPrompt(list(context), (), sizes.temperature, length, seed, affinity)
             sampled = await turn(names[number], prompt)
             ids[number, index] = sampled.token_ids
             logprobs.extend(sampled.logprobs)
@@ -121,6 +128,8 @@ async def _play(
             context += [rng.randrange(FIRST, vocabulary) for _ in range(sizes.observation)]
             await asyncio.sleep(sizes.slow_wait_s if rng.random() < 0.06 else sizes.wait_s)
         batches.finish(names[number])
+        if forget:
+            forget(names[number])
         ends.append(time.perf_counter() - started)
 
     await asyncio.gather(*map(episode, range(sizes.episodes)))
@@ -148,7 +157,7 @@ def changed_shares(first: Played, second: Played) -> dict[str, float]:
 def report(
     sizes: Sizes, device: torch.device, dtypes: Sequence[torch.dtype], repeats: int
 ) -> list[dict[str, Any]]:
-    """Return the medians of both ways to sample, for each type of number."""
+    """Return the medians of each way to sample, for each type of number."""
     rows = []
     for dtype in dtypes:
         sampler = random_sampler(sizes, device, dtype)
@@ -156,10 +165,14 @@ def report(
         play(sampler, warm_up, fixed=True)
         play(sampler, warm_up, fixed=False)
         runs = [
-            (play(sampler, sizes, fixed=False), play(sampler, sizes, fixed=True))
+            (
+                play(sampler, sizes, fixed=False),
+                play(sampler, sizes, fixed=True),
+                play(sampler, sizes, fixed=False, keeps=False),
+            )
             for _ in range(repeats)
         ]
-        continuous, fixed = (
+        continuous, fixed, rereading = (
             sorted(side, key=lambda played: played.seconds)[repeats // 2]
             for side in zip(*runs, strict=True)
         )
@@ -168,12 +181,16 @@ def report(
                 "dtype": str(dtype).removeprefix("torch."),
                 "continuous_s": continuous.seconds,
                 "fixed_s": fixed.seconds,
+                "rereading_s": rereading.seconds,
                 "continuous_first_s": continuous.first_s,
                 "fixed_first_s": fixed.first_s,
                 "continuous_tokens_s": continuous.tokens / continuous.seconds,
                 "fixed_tokens_s": fixed.tokens / fixed.seconds,
                 "logprob_mean": continuous.logprob_mean,
                 "fixed_repeats": runs[0][1].ids == runs[-1][1].ids,
+                "rereading_changed": sum(
+                    continuous.ids[key] != rereading.ids[key] for key in continuous.ids
+                ),
                 **changed_shares(continuous, fixed),
             }
         )

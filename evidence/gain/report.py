@@ -33,6 +33,7 @@ from evidence.seeds import (
     SeedInterval,
     against,
     bullet,
+    read_runs,
     seed_interval,
     wrapped,
     write_section,
@@ -64,16 +65,12 @@ def sampled_chrf(stats: Mapping[str, Any]) -> float:
 
 def read_results(folder: Path) -> dict[str, Any]:
     """Return `runs`, the results of all runs, and the other files of the folder by name."""
-    runs = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("*-[0-9]*.json"))
-    ]
     metadata = {
         name: json.loads(path.read_text(encoding="utf-8"))
         for name in ("start", "headroom", "metrics")
         if (path := folder / f"{name}.json").is_file()
     }
-    return {"runs": runs, **metadata}
+    return {"runs": read_runs(folder), **metadata}
 
 
 def balanced(runs: Sequence[Result]) -> list[Result]:

@@ -91,13 +91,20 @@ def make_beta_1(folder: Path, start: Path) -> None:
 
 
 def run_tries(names: Sequence[str], path: Path) -> None:
-    """Run what is missing, and write all results. path: of the file of results."""
+    """Run what is missing, and write all results. path: of the file of results.
+
+    Raises UserError without a start, or if the results are of another one.
+    """
     base = make_plan(development=True, direction=DIRECTION)
-    folder = base.folder / "tries"
-    results = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    start = start_digest(base.start)
-    if results.get("start") != start:
-        results = {"start": start, "tries": {}}
+    check_starts(base.start, names)
+    folder, start = base.folder / "tries", start_digest(base.start)
+    results: dict[str, Any] = {"start": start, "tries": {}}
+    if path.is_file():
+        results = json.loads(path.read_text("utf-8"))
+    if results["start"] != start:
+        raise UserError(
+            f"{path}: is of another start than {base.start}. Move it away to try all again"
+        )
     missing = [name for name in ("start", *names) if name not in results["tries"]]
     if not missing:
         return
@@ -110,6 +117,19 @@ def run_tries(names: Sequence[str], path: Path) -> None:
             results["tries"][name] = run_one(stack, plan, name, urls)
             results["commit"] = machine()["commit"]
             write_json(path, results)
+
+
+def check_starts(start: Path, names: Sequence[str]) -> None:
+    """Raise UserError that says what to run if a policy that the tries need is not there."""
+    needed = {start / "policy": "en-ko"}
+    if "log-probability" in names:
+        needed[REVERSE] = "ko-en"
+    for policy, direction in needed.items():
+        if not policy.is_dir():
+            raise UserError(
+                f"{policy}: no start. Make it: python -m evidence.gain.start policy --direction "
+                f"{direction} (of en-ko also: metrics)"
+            )
 
 
 def serve(stack: contextlib.ExitStack, models: Path, logs: Path) -> dict[str, str]:

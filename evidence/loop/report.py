@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from evidence.seeds import (
     bullet,
     cell,
     mean_of_known,
+    read_runs,
     seed_interval,
     wrapped,
 )
@@ -62,12 +62,12 @@ FEWEST_SEEDS = 3
 Run = Mapping[str, Any]
 
 
-def read_results(folder: Path) -> list[Run]:
+def read_results(folder: Path) -> Sequence[Run]:
     """Return the results of all runs of a folder. Raises UserError if there is none."""
-    paths = sorted(folder.glob("*-[0-9]*.json"))
-    if not paths:
+    runs = read_runs(folder)
+    if not runs:
         raise UserError(f"{folder}: has no result yet. Run this without --report first")
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return runs
 
 
 def show(runs: Sequence[Run]) -> None:

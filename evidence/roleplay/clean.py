@@ -34,6 +34,7 @@ from evidence.seeds import (
     against,
     bullet,
     check_arms,
+    read_runs,
     seed_interval,
     wrapped,
     write_section,
@@ -367,8 +368,10 @@ def _run_one(folder: Path, path: Path, name: str, seed: int, url: str, size: Siz
 
 def read_results(folder: Path) -> dict[str, Any]:
     """Return `start` and `runs`."""
-    runs = [json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*-[0-9]*.json"))]
-    return {"start": json.loads((folder / "start.json").read_text("utf-8")), "runs": runs}
+    start = folder / "start.json"
+    if not start.is_file():
+        raise UserError(f"{folder}: has no result yet. Run this without --report first")
+    return {"start": json.loads(start.read_text("utf-8")), "runs": read_runs(folder)}
 
 
 def changes_of(runs: Sequence[Mapping[str, Any]], stat: Stat) -> dict[str, dict[int, float]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from evidence.seeds import (
     against,
     cell,
     mean_of_known,
+    read_runs,
     seed_interval,
     wrapped,
 )
@@ -75,8 +75,7 @@ Run = Mapping[str, Any]
 
 def read_results(folder: Path) -> dict[str, Any]:
     """Return `runs`: the results of all runs of a folder."""
-    paths = sorted(folder.glob("*-[0-9]*.json"))
-    return {"runs": [json.loads(path.read_text(encoding="utf-8")) for path in paths]}
+    return {"runs": read_runs(folder)}
 
 
 def show(results: Mapping[str, Any]) -> None:

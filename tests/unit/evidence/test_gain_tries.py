@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,10 +11,13 @@ from bench.common import RESULTS, ROOT
 from demo.train.common import sentence_chrf, setup
 from demo.train.examples import Labeller
 from demo.train.policy import lm_loss, load, pair_ids
+from evidence.gain import tries
 from evidence.gain.arms import PPO_CONFIG, make_plan, overrides
 from evidence.gain.log_probability import SCALE, LogProbability, mean_logprobs
-from evidence.gain.tries import BEGIN, END, PAGE, SCORER, TRIES, chrf_beta_1, table
+from evidence.gain.runs import start_digest
+from evidence.gain.tries import BEGIN, END, PAGE, SCORER, TRIES, chrf_beta_1, run_tries, table
 from scorekit.config import load_config
+from scorekit.errors import UserError
 from scorekit.scorers import SampleForScoring
 from trainer.translation.config import TranslationConfig
 
@@ -64,6 +68,25 @@ def test_each_try_is_a_config_that_differs_from_the_arm(name):
     assert (cfg.reward.w_xcomet_span == 0) == (name in ("no-spans", "log-probability"))
     assert (cfg.reward.metricx_urls == [SCORER]) == (name == "log-probability")
     assert plan.sets == ("development",)
+
+
+def test_without_a_start_or_with_results_of_another_one_nothing_is_run(tmp_path, monkeypatch):
+    path, start = tmp_path / "tries.json", tmp_path / "start"
+    plan = replace(make_plan(development=True), folder=tmp_path / "runs", start=start)
+    monkeypatch.setattr(tries, "make_plan", lambda **options: plan)
+    monkeypatch.setattr(tries, "REVERSE", tmp_path / "reverse")
+    with pytest.raises(UserError, match=r"start/policy: no start\. Make it: python -m"):
+        run_tries(["base"], path)
+    (start / "policy").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"reverse: no start.*--direction ko-en"):
+        run_tries(["log-probability"], path)
+    recorded = {"start": "another", "tries": {"start": {}, "base": {}}}
+    path.write_text(json.dumps(recorded), encoding="utf-8")
+    with pytest.raises(UserError, match="of another start"):
+        run_tries(["base"], path)
+    assert json.loads(path.read_text(encoding="utf-8")) == recorded
+    path.write_text(json.dumps(recorded | {"start": start_digest(start)}), encoding="utf-8")
+    run_tries(["base"], path)  # all is there
 
 
 def test_the_table_has_changes_from_the_start():

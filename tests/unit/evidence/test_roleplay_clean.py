@@ -195,6 +195,11 @@ def test_the_tables_have_every_arm_and_the_checks_of_the_judge():
     assert {SFT, SHUFFLED} <= set(changes_of(runs, lambda stats: stats["judge"][0]))
 
 
+def test_without_a_result_there_is_no_page(tmp_path):
+    with pytest.raises(UserError, match="no result yet"):
+        read_results(tmp_path)
+
+
 def test_the_page_has_the_tables_of_the_results():
     page, folder = PAGE.read_text(encoding="utf-8"), RESULTS / "roleplay_clean"
     if not folder.is_dir():

@@ -84,8 +84,14 @@ class LoopPlan:
     def training(self, round_cfg: RoundConfig, state: LoopState | None = None) -> SearchConfig:
         """Return the config of a round's training.
 
-        state: None before the first round.
+        state: None before the first round. Raises UserError.
         """
+        if round_cfg.config is not None and not Path(round_cfg.config).is_file():
+            raise UserError(
+                f"rounds: {round_cfg.name}: config: {round_cfg.config}: no such file here. The "
+                "path counts from the folder that you start in: start elsewhere, or give a whole "
+                "path"
+            )
         settings = merge_settings(
             read_config(round_cfg.config), merge_settings(self.cfg.train, round_cfg.train)
         )

@@ -87,7 +87,7 @@ def test_sharded_weights_need_fixed_batches_and_equally_many() -> None:
     plain, prompts = seeded_sampler("qwen3"), seeded_prompts("qwen3")
     world: Any = SimpleNamespace(is_sharded=True, max_passes=lambda passes: passes + 2)
     sampler = GenerateSampler(plain.model, SimpleNamespace(eos_token_id=1, pad_token_id=0), world)
-    with pytest.raises(RuntimeError, match="complete_batch"):
+    with pytest.raises(RuntimeError, match="complete_turns"):
         asyncio.run(complete_all(sampler, prompts, CFG))
     generate, calls = plain.model.generate, []
 

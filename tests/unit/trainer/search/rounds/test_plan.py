@@ -119,7 +119,7 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
         ([{"name": "a", "then": ["focus", "focus"]}], {}, "named twice"),
         ([{"name": "a", "then": ["sweep"]}], {}, "then"),
         ([{"name": "a", "limits": {"hours": 0}}], {}, "limits.hours"),
-        ([{"name": "a", "config": "no.yaml"}], {}, "no.yaml"),
+        ([{"name": "a", "config": "no.yaml"}], {}, "a: config: no.yaml: no such file here"),
         ([{"name": "a", "train": {"rl": {"lrr": 1}}}], {}, "rl.lrr"),
         ([{"name": "a", "curation": {"focus": {"taken": []}}}], {}, "focus.taken"),
         ([{"name": "a", "sft": {"sft": {"epochs": 1}}}], {}, "sft.epochs"),
