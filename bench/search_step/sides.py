@@ -58,7 +58,7 @@ class Sizes:
 
 
 def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> Any:
-    """Return the demo's first phase, at this size."""
+    """Return the demo's first phase, at this size, without its KL: TRL's side has none."""
     from scorekit.config import load_config
     from trainer.search.config import SearchConfig
 
@@ -71,7 +71,9 @@ def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> A
         "rl.minibatch_size": sizes.minibatch,
         "rl.num_updates": sizes.all_updates,
         "rl.lr": 1e-6,
+        "rl.kl_coef": 0,
         "misc.device": "cpu",
+        "misc.matmul": "auto",
         "misc.run_dir": run_dir,
     } | {key.replace("__", "."): value for key, value in more.items()}
     return load_config(SearchConfig, CONFIG, [f"{key}={value}" for key, value in values.items()])

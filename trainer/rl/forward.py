@@ -1,8 +1,8 @@
 """One teacher-forced forward pass over completions: log-probabilities of their tokens.
 
 Shapes: B samples, T tokens of the longest completion, L of the longest prompt with its completion,
-H hidden size, V vocabulary, N completion tokens of all samples, P patches of an image, D numbers of
-a patch.
+H hidden size, V vocabulary, N chosen completion tokens of all samples, P patches of an image, D
+numbers of a patch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
+from trainer.rl.advantage import pad_rows
 from trainer.rl.loss import token_logprobs
 from trainer.rl.policy import unwrap_distributed, unwrap_peft
 
@@ -35,6 +36,7 @@ def completion_logprobs(
     temperature: float | Sequence[float],
     pad_id: int,
     *,
+    actions: Sequence[Sequence[bool]] | None = None,
     images: Sequence[Sequence[Image]] | None = None,
     banned_token_ids: Sequence[int] = (),
     with_entropy: bool = False,
@@ -45,30 +47,31 @@ def completion_logprobs(
     Log-probabilities are [B, T] (0 after a completion's end), entropies [B, T] or None, the mask of
     existing tokens [B, T].
     temperature: that each sequence was sampled at, or that of all.
+    actions: False on completion tokens whose numbers nobody needs; they are 0. None: all are True.
     images: images of each sequence, in the order of its ids.
     banned_token_ids: ids that cannot be sampled.
     Sequences are padded on the right only, so that texts need no attention mask (the model is
     causal), and samples of similar length waste nothing. The head is computed only at the positions
-    that predict a completion token; in chunks, which are recomputed for the gradient, so that no
-    [B, T, V] tensor exists.
+    that predict a token of `actions` (most tokens of a searcher's episode are pages); in chunks,
+    which are recomputed for the gradient, so that no [B, T, V] tensor exists.
     """
     device = next(model.parameters()).device
-    length = max(map(len, completions))
     total = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    mask = pad_rows([[True] * len(completion) for completion in completions], torch.bool)  # [B, T]
+    chosen = mask if actions is None else pad_rows(actions, torch.bool)  # [B, T]
     input_ids = torch.full((len(prompts), total), pad_id)  # [B, L]
     predicts = torch.zeros(input_ids.shape, dtype=torch.bool)  # [B, L]
     attended = torch.zeros(input_ids.shape, dtype=torch.bool)  # [B, L]
-    mask = torch.zeros((len(prompts), length), dtype=torch.bool)  # [B, T]
     for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         end = len(prompt) + len(completion)
         input_ids[row, :end] = torch.tensor([*prompt, *completion])
         attended[row, :end] = True
-        predicts[row, len(prompt) - 1 : end - 1] = True
-        mask[row, : len(completion)] = True
-    ids_N = torch.tensor([token_id for completion in completions for token_id in completion])
-    temperatures_N = _of_each_token(temperature, completions).to(device)
+        predicts[row, len(prompt) - 1 : end - 1] = chosen[row, : len(completion)]
+    ids_N = pad_rows(completions, torch.long)[chosen]
+    temperatures_N = _of_each_token(temperature, chosen).to(device)
     vision_inputs = {} if images is None else image_inputs(model, input_ids, attended, images)
     ids_N, predicts, mask = ids_N.to(device), predicts.to(device), mask.to(device)
+    chosen = chosen.to(device)
     barred = torch.tensor(banned_token_ids, device=device, dtype=torch.long)
 
     # [n, 1], with entropy [n, 2]
@@ -80,7 +83,7 @@ def completion_logprobs(
 
     with _head_in_chunks(model, predicts, (ids_N, temperatures_N), logprobs_of, chunk_entries):
         output = model(input_ids=input_ids.to(device), use_cache=False, **vision_inputs).logits
-    logprobs_BT, *entropy_columns = (_scatter(column, mask) for column in output.unbind(-1))
+    logprobs_BT, *entropy_columns = (_scatter(column, chosen) for column in output.unbind(-1))
     return logprobs_BT, entropy_columns[0] if entropy_columns else None, mask
 
 
@@ -92,21 +95,16 @@ def idle_pass(model: nn.Module, pad_id: int) -> Tensor:
     return completion_logprobs(model, [[pad_id]], [[pad_id]], 1.0, pad_id)[0]
 
 
-def _of_each_token(
-    temperature: float | Sequence[float], completions: Sequence[Sequence[int]]
-) -> Tensor:
-    """Return the temperature of each completion token, [N] in float64."""
-    values = (
-        [temperature] * len(completions) if isinstance(temperature, int | float) else temperature
-    )
-    lengths = torch.tensor([len(completion) for completion in completions])
-    return torch.tensor(values, dtype=torch.float64).repeat_interleave(lengths)
+def _of_each_token(temperature: float | Sequence[float], chosen_BT: Tensor) -> Tensor:
+    """Return the temperature of each chosen token, [N] in float64."""
+    values_B = torch.as_tensor(temperature, dtype=torch.float64).expand(len(chosen_BT))
+    return values_B[:, None].expand_as(chosen_BT)[chosen_BT]
 
 
-def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the values of the valid tokens, in order, as [B, T]; 0 elsewhere."""
-    zeros = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)
-    return zeros.masked_scatter(mask_BT, values_N)
+def _scatter(values_N: Tensor, chosen_BT: Tensor) -> Tensor:
+    """Return the values of the chosen tokens, in order, as [B, T]; 0 elsewhere."""
+    zeros = torch.zeros(chosen_BT.shape, dtype=values_N.dtype, device=values_N.device)
+    return zeros.masked_scatter(chosen_BT, values_N)
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def rollout_logprobs(
     *,
     banned_token_ids: Sequence[int] = (),
 ) -> list[list[float]]:
-    """Return the log-probability of each completion token under `model`, by forward passes.
+    """Return the log-probability of each sampled token under `model`; 0 for the others.
 
     temperature: of rollouts without their own.
     banned_token_ids: ids that are never sampled.
@@ -166,6 +166,7 @@ def rollout_logprobs(
             [rollout.completion_token_ids for rollout in chosen],
             temperatures(chosen, temperature),
             pad_id,
+            actions=[rollout.actions for rollout in chosen],
             images=[rollout.images for rollout in chosen],
             banned_token_ids=banned_token_ids,
         )

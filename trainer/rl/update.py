@@ -253,6 +253,7 @@ def recompute_old_logprobs(
                     [rollout.completion_token_ids for rollout in batch_rollouts],
                     temperatures(batch_rollouts, passes.temperature),
                     passes.pad_id,
+                    actions=[rollout.actions for rollout in batch_rollouts],
                     images=[rollout.images for rollout in batch_rollouts],
                     banned_token_ids=passes.banned_token_ids,
                 )
@@ -303,6 +304,7 @@ def _micro_batch_loss(
             [rollout.completion_token_ids for rollout in chosen],
             temperatures(chosen, passes.temperature),
             passes.pad_id,
+            actions=[rollout.actions for rollout in chosen],
             images=[rollout.images for rollout in chosen],
             banned_token_ids=passes.banned_token_ids,
             with_entropy=cfg.entropy_coef > 0,

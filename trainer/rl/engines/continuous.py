@@ -34,6 +34,9 @@ from trainer.rl.sampler import SampledCompletion, SeededPrompt
 #: Padded tokens of the prompts that are read in one pass.
 PREFILL_TOKENS = 2**14
 
+#: Keys or values [rows, heads, columns, size] of several batches, and the rows to take (None: all).
+RowGroups = Sequence[tuple[Tensor, Sequence[int] | None]]
+
 
 class TokenStream:
     """Holds the random numbers of one completion: a uniform number for each sampled token."""
@@ -140,23 +143,22 @@ class RowCache:
         """Return the number of columns, unused ones included."""
         return int(self.cache.get_seq_length())
 
-    def append(self, other: RowCache) -> None:
-        """Add the rows of another cache, which must not be used afterwards, after these."""
-        num_columns = max(self.num_columns, other.num_columns)
-        for layer, added in zip(self.cache.layers, other.cache.layers, strict=True):
-            width = _width(layer, num_columns)
-            layer.keys = _stack(layer.keys, added.keys, width)
-            layer.values = _stack(layer.values, added.values, width)
-            added.keys = added.values = None
-            if layer.is_sliding:
-                layer.cumulative_length = num_columns
+    def take_rows(
+        self, rows: Sequence[int], later_caches: Sequence[tuple[RowCache, list[int]]] = ()
+    ) -> None:
+        """Hold these rows, and after them those of other caches, which must not be used afterwards.
 
-    def keep_rows(self, rows: list[int]) -> None:
-        """Remove all rows but these."""
-        for layer in self.cache.layers:
-            indices = torch.tensor(rows, device=layer.keys.device)
-            layer.keys = layer.keys.index_select(0, indices)
-            layer.values = layer.values.index_select(0, indices)
+        Each layer is copied once. Rows with fewer columns begin with zeros.
+        """
+        row_groups = [(self, rows), *later_caches]
+        num_columns = max(cache.num_columns for cache, _ in row_groups)
+        for number, layer in enumerate(self.cache.layers):
+            layers = [(cache.cache.layers[number], chosen) for cache, chosen in row_groups]
+            keys = [(part.keys, chosen) for part, chosen in layers]
+            values = [(part.values, chosen) for part, chosen in layers]
+            _hold(layer, keys, values, num_columns)
+            for part, _ in layers[1:]:
+                _drop(part)
 
     def keep_columns(self, num_columns: int) -> None:
         """Remove columns on the left if there are more than this."""
@@ -175,26 +177,28 @@ def _width(layer: Any, num_columns: int) -> int:
     return min(num_columns, layer.sliding_window - 1) if layer.is_sliding else num_columns
 
 
-def _stack(upper: Tensor, lower: Tensor, width: int) -> Tensor:
-    """Return both batches [rows, heads, columns, size] as one, with zeros on the left."""
-    rows, heads, _, size = upper.shape
-    stacked = upper.new_zeros(rows + len(lower), heads, width, size)
-    stacked[:rows, :, width - upper.shape[2] :] = upper
-    stacked[rows:, :, width - lower.shape[2] :] = lower
-    return stacked
+def _hold(layer: Any, keys: RowGroups, values: RowGroups, num_columns: int, spare: int = 1) -> None:
+    """Let a layer hold rows of several batches, of which the longest has as many columns.
 
-
-def _right_aligned(rows: Sequence[Tensor], widths: Sequence[int]) -> Tensor:
-    """Return the first columns of rows [heads, columns, size] as a batch, with zeros on the left.
-
-    widths: columns of each row.
+    spare: columns that will be added soon.
     """
-    heads, _, size = rows[0].shape
-    longest = max(widths)
-    stacked = rows[0].new_zeros(len(rows), heads, longest, size)
-    for number, (row, width) in enumerate(zip(rows, widths, strict=True)):
-        stacked[number, :, longest - width :] = row[:, :width]
-    return stacked
+    from trainer.rl.engines.block_cache import capacity_for, stacked
+
+    if layer.is_sliding:
+        width = _width(layer, num_columns)
+        layer.keys, layer.values = (stacked(groups, width, width) for groups in (keys, values))
+        layer.cumulative_length = num_columns
+    else:
+        capacity = capacity_for(num_columns + spare)
+        storage = (stacked(groups, num_columns, capacity) for groups in (keys, values))
+        layer.hold(*storage, num_columns)
+
+
+def _drop(layer: Any) -> None:
+    """Free the memory of a layer."""
+    layer.keys = layer.values = None
+    if not layer.is_sliding:
+        layer.drop_storage()
 
 
 def has_mergeable_cache(model: Any) -> bool:
@@ -486,22 +490,27 @@ class ContinuousQueue(PromptQueue):
         if not self.waiting or (num_free < len(self.waiting) and num_free * 8 < self._batch_size):
             return
         count = min(num_free, len(self.waiting))
-        self._remove_finished(at_once=True)
+        if not self.running():
+            self.clear()
         rows = [CompletionRow(self.waiting.popleft()) for _ in range(count)]
-        merged = self._rows
-        self._rows = merged + rows  # so that an error reaches all of them
-        for batch, cache in self._read_prompts(rows):
-            running = [i for i, row in enumerate(batch) if row.is_running]
-            if not running:
-                continue
-            if len(running) < len(batch):
-                cache.keep_rows(running)
-            merged = merged + [batch[i] for i in running]
-            if self._cache is None:
-                self._cache = cache
-            else:
-                self._cache.append(cache)
-        self._rows = merged
+        before, cache = self._rows, self._cache
+        self._rows = before + rows  # so that an error reaches all of them
+        read = list(self._read_prompts(rows))
+        row_groups = read if cache is None else [(before, cache), *read]
+        self._merge(row_groups)
+
+    def _merge(self, row_groups: Sequence[tuple[list[CompletionRow], RowCache]]) -> None:
+        """Hold those rows of these caches that run."""
+        with_indices = [
+            (rows, cache, [i for i, row in enumerate(rows) if row.is_running])
+            for rows, cache in row_groups
+        ]
+        running = [group for group in with_indices if group[2]]
+        self._rows = [rows[i] for rows, _, indices in running for i in indices]
+        self._cache = running[0][1] if running else None
+        if self._cache is not None and (len(running) > 1 or len(self._rows) < len(running[0][0])):
+            later_caches = [(cache, indices) for _, cache, indices in running[1:]]
+            self._cache.take_rows(running[0][2], later_caches)
 
     def _read_prompts(
         self, rows: Sequence[CompletionRow]
@@ -527,13 +536,18 @@ class ContinuousQueue(PromptQueue):
         """
         prompts = [row.queued.prompt.ids for row in rows]
         num_new = max(row.num_new for row in rows)
+        widths = [max(len(ids) - num_new, 0) for ids in prompts]
         cache = RowCache(self._model.config)
         for number, layer in enumerate(cache.cache.layers):
             columns = [row.read.layers[number] for row in rows if row.read is not None]
-            widths = [max(len(ids) - num_new, 0) for ids in prompts]
-            keys, values = (_right_aligned([pair[i] for pair in columns], widths) for i in (0, 1))
-            layer.lazy_initialization(keys, values)
-            layer.keys, layer.values = keys, values
+            keys, values = (
+                [
+                    (pair[i][None, :, :width], None)
+                    for pair, width in zip(columns, widths, strict=True)
+                ]
+                for i in (0, 1)
+            )
+            _hold(layer, keys, values, max(widths), spare=num_new)
         for row in rows:
             row.read = None
         device = self._model.device
@@ -570,7 +584,7 @@ class ContinuousQueue(PromptQueue):
         rows = [row for group in groups for row in group]
         if len(rows) > len(groups):
             copies = [i for i, group in enumerate(groups) for _ in group]
-            cache.keep_rows(copies)
+            cache.take_rows(copies)
             logits = logits[copies]
         self._add_tokens(rows, logits, cache)
         return cache
@@ -624,22 +638,11 @@ class ContinuousQueue(PromptQueue):
         copies = [(keys.clone(), values.clone()) for keys, values in layers]
         self._turn_cache.keep(prompt.affinity, [*prompt.ids, *row.token_ids[:-1]], copies)
 
-    def _remove_finished(self, *, at_once: bool = False) -> None:
-        """Remove finished rows from the tensors.
-
-        at_once: even if they are few.
-        """
-        running = [i for i, row in enumerate(self._rows) if row.is_running]
-        num_finished = len(self._rows) - len(running)
-        if not running:
-            self.clear()
-        elif (
-            self._cache is not None
-            and num_finished
-            and (at_once or num_finished * 8 >= len(self._rows))
-        ):
-            self._cache.keep_rows(running)
-            self._rows = [self._rows[i] for i in running]
+    def _remove_finished(self) -> None:
+        """Remove finished rows from the tensors, once they are an eighth of all."""
+        num_finished = sum(not row.is_running for row in self._rows)
+        if num_finished and num_finished * 8 >= len(self._rows) and self._cache is not None:
+            self._merge([(self._rows, self._cache)])
 
 
 def _by_prompt(rows: Sequence[CompletionRow]) -> list[list[CompletionRow]]:

@@ -149,6 +149,46 @@ def test_each_sequence_has_a_temperature_of_its_own(name: str, rows: int) -> Non
     check_equal(tiny(name), rows, [0.4, 1.0, 1.9])
 
 
+@pytest.mark.parametrize(
+    "actions", [[[0], [1, 0, 0, 1, 1, 0, 0], [0, 1, 1]], [[0], [0] * 7, [0] * 3]]
+)
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_the_head_is_computed_only_for_the_chosen_tokens(
+    rows: int, actions: list[list[int]]
+) -> None:
+    """Check values, entropies, gradients, and the rows that reach the head."""
+    model = tiny("gemma2")
+    mask = torch.tensor([[*row, *[0] * (7 - len(row))] for row in actions]).bool()
+    logprobs, entropies = (values * mask for values in plainly(model, [0.4, 1.0, 1.9]))
+    expected_gradient = gradient(model, logprobs, entropies)
+    head_rows: list[int] = []
+    head, forward = model.get_output_embeddings(), nn.functional.linear  # type: ignore[operator]
+
+    def counted(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if weight is head.weight:
+            head_rows.append(inputs.shape[:-1].numel())
+        return forward(inputs, weight, bias)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.functional, "linear", counted)
+        actual, actual_entropies, existing = completion_logprobs(
+            model,
+            PROMPTS,
+            COMPLETIONS,
+            [0.4, 1.0, 1.9],
+            0,
+            actions=[[bool(act) for act in row] for row in actions],
+            with_entropy=True,
+            chunk_entries=rows * VOCABULARY,
+        )
+    assert actual_entropies is not None and sum(head_rows) == int(mask.sum())
+    assert existing.tolist() == [[n < len(c) for n in range(7)] for c in COMPLETIONS]
+    torch.testing.assert_close(actual, logprobs, atol=CLOSE, rtol=0)
+    torch.testing.assert_close(actual_entropies, entropies, atol=CLOSE, rtol=0)
+    difference = gradient(model, actual, actual_entropies) - expected_gradient
+    assert difference.norm() <= CLOSE * expected_gradient.norm()
+
+
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "cohere"])
 def test_chunks_under_lora(name: str, targets: str | list[str]) -> None:

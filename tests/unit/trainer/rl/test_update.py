@@ -14,6 +14,7 @@ from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.loss import token_logprobs
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import (
     NO_UPDATE,
@@ -285,6 +286,37 @@ def test_a_missing_reference_is_told() -> None:
             temperature=1.0,
             pad_id=0,
         )
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
+def test_no_log_probability_is_computed_of_what_the_policy_did_not_sample(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most tokens of a searcher's episode are pages."""
+    rollouts, advantages = batch()
+    for row, sampled in enumerate(rollouts):
+        tokens = len(sampled.completion_token_ids)
+        sampled.action_mask = [number % 2 == 0 for number in range(tokens)]
+        advantages.mask[row, 1::2] = advantages.kl_token_mask[row, 1::2] = False
+    counts: list[int] = []
+
+    def counted(logits: torch.Tensor, *args: Any, **options: Any) -> Any:
+        counts.append(len(logits))
+        return token_logprobs(logits, *args, **options)
+
+    monkeypatch.setattr("trainer.rl.forward.token_logprobs", counted)
+    model = tiny_llama(TOKENIZER)
+    cfg = config(algorithm=algorithm, micro_batch_tokens=4096, entropy_coef=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    update_policy(
+        rollouts, advantages, optimizer, cfg, policy_model=model, temperature=1.0, pad_id=0
+    )
+    passes = cfg.ppo_epochs + (algorithm == "gspo")
+    assert sum(counts) == passes * int(action_masks(rollouts).sum())
+    counts.clear()
+    rows = rollout_logprobs(rollouts, model, 1.0, 0, 4096)
+    assert sum(counts) == int(action_masks(rollouts).sum())
+    assert [len(row) for row in rows] == [tokens for _, tokens in LENGTHS]
 
 
 def on_policy(model: Any) -> tuple[list[Rollout], TokenAdvantages]:

@@ -11,7 +11,7 @@ from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from trainer.rl.engines import block_cache as module
-from trainer.rl.engines.block_cache import BLOCK, BlockLayer, block_cache
+from trainer.rl.engines.block_cache import BLOCK, BlockLayer, block_cache, stacked
 
 ROWS = 3
 CHANGES = st.one_of(
@@ -75,20 +75,48 @@ def test_what_somebody_took_out_does_not_change() -> None:
     assert torch.equal(first, copy)
 
 
+def count_copies(monkeypatch: Any) -> list[int]:
+    """Return a list to which each copy of a layer adds its filled columns, twice."""
+    copies: list[int] = []
+    stacked = module.stacked
+
+    def counted(row_groups: Any, num_columns: int, capacity: int) -> torch.Tensor:
+        copies.append(num_columns)
+        return stacked(row_groups, num_columns, capacity)
+
+    monkeypatch.setattr(module, "stacked", counted)
+    return copies
+
+
 def test_a_layer_is_copied_once_in_a_block_of_tokens(monkeypatch: Any) -> None:
-    copied: list[int] = []
-    copy = module._copied
-
-    def counted(*args: Any) -> Any:
-        copied.append(args[2])
-        return copy(*args)
-
-    monkeypatch.setattr(module, "_copied", counted)
+    copies = count_copies(monkeypatch)
     layer = BlockLayer()
     for columns in [10] + [1] * 3 * BLOCK:
         layer.update(states(2, columns), states(2, columns))
-    assert copied[::2] == [0, BLOCK, 2 * BLOCK, 3 * BLOCK]
+    assert copies[::2] == [0, BLOCK, 2 * BLOCK, 3 * BLOCK]
     assert layer._storage is not None and layer._storage[0].shape[2] == 4 * BLOCK
+
+
+def test_columns_are_removed_on_the_left_without_a_copy(monkeypatch: Any) -> None:
+    copies = count_copies(monkeypatch)
+    layer = BlockLayer()
+    layer.update(states(2, 20), states(2, 20))
+    layer.keys, layer.values = layer.keys[:, :, -15:], layer.values[:, :, -15:]
+    expected = layer.keys.clone()
+    added = states(2, BLOCK - 20), states(2, BLOCK - 20)
+    keys, values = layer.update(*added)
+    assert torch.equal(keys, torch.cat([expected, added[0]], 2)) and values.shape == keys.shape
+    assert copies[::2] == [0]
+    layer.update(states(2, 1), states(2, 1))
+    assert copies[::2] == [0, BLOCK - 5]
+
+
+def test_rows_of_batches_end_together_behind_zeros() -> None:
+    long, short = states(3, 5), states(2, 2)
+    storage = stacked([(long, [2, 0]), (short, None), (short, [1, 1])], 6, 8)
+    assert storage.shape == (6, 2, 8, 4)
+    assert torch.equal(storage[:2, :, 1:6], long[[2, 0]]) and not storage[:2, :, :1].any()
+    assert torch.equal(storage[2:, :, 4:6], short[[0, 1, 1, 1]]) and not storage[2:, :, :4].any()
 
 
 def test_layers_of_another_kind_stay() -> None:
