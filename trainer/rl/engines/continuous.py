@@ -33,6 +33,8 @@ from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 #: Padded tokens of the prompts that are read in one pass.
 PREFILL_TOKENS = 2**14
+#: Tokens of the running rows that a prompt waits for others to be read with it.
+MAX_HELD = 8
 
 #: Keys or values [rows, heads, columns, size] of several batches, and the rows to take (None: all).
 RowGroups = Sequence[tuple[Tensor, Sequence[int] | None]]
@@ -435,6 +437,7 @@ class ContinuousQueue(PromptQueue):
         self._stops = frozenset(stops)
         self._pad_id = pad_id
         self._weight_version = weight_version
+        self._num_held = 0
         self._rows: list[CompletionRow] = []
         self._cache: RowCache | None = None
         self._cache_name = str(cache_parameter(model))
@@ -481,14 +484,11 @@ class ContinuousQueue(PromptQueue):
             self._decode()
 
     def _admit(self) -> None:
-        """Read waiting prompts, as many as there are free rows.
-
-        Where more wait than there is room for, they wait for an eighth of the rows: each admission
-        copies the cache.
-        """
+        """Read waiting prompts, as many as there are free rows, if it is time."""
         num_free = self._batch_size - len(self.running())
-        if not self.waiting or (num_free < len(self.waiting) and num_free * 8 < self._batch_size):
+        if not self._is_time_to_admit(num_free):
             return
+        self._num_held = 0
         count = min(num_free, len(self.waiting))
         if not self.running():
             self.clear()
@@ -498,6 +498,21 @@ class ContinuousQueue(PromptQueue):
         read = list(self._read_prompts(rows))
         row_groups = read if cache is None else [(before, cache), *read]
         self._merge(row_groups)
+
+    def _is_time_to_admit(self, num_free: int) -> bool:
+        """Return whether enough prompts wait: each admission copies the cache, and is a pass.
+
+        Where more wait than there is room for, they wait for an eighth of the rows. Prompts that
+        arrive in an event loop wait until they are a quarter of the rows that run, or for
+        `MAX_HELD` tokens.
+        """
+        count = len(self.waiting)
+        if not count or (num_free < count and num_free * 8 < self._batch_size):
+            return False
+        if self._loop is None or count * 4 >= len(self.running()) or self._num_held >= MAX_HELD:
+            return True
+        self._num_held += 1
+        return False
 
     def _merge(self, row_groups: Sequence[tuple[list[CompletionRow], RowCache]]) -> None:
         """Hold those rows of these caches that run."""

@@ -28,7 +28,7 @@ from tests.kits.trainer.seeded_prompts import (
     seeded_sampler,
 )
 from trainer.rl.config import SamplingConfig
-from trainer.rl.engines.continuous import ContinuousQueue, RowCache
+from trainer.rl.engines.continuous import MAX_HELD, ContinuousQueue, RowCache
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.sampler import SampledCompletion, SeededPrompt
@@ -197,6 +197,36 @@ def test_equal_prompts_are_read_once_and_wait_until_several_fit(
     assert [len(sampled[i]) for i in range(20)] == [8] * 20
     assert admissions[0] == [8] * 4 and sum(map(sum, admissions)) == 160
     assert min(sum(groups) for groups in admissions) == 32 / 8
+
+
+@pytest.mark.parametrize(("arrivals", "tokens"), [(1, MAX_HELD), (3, MAX_HELD), (4, 0), (9, 0)])
+def test_few_prompts_that_arrive_wait_for_a_quarter_of_the_rows_or_some_tokens(
+    arrivals: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each admission is a pass of its own, and copies the cache of all rows."""
+    sampler, cfg = seeded_sampler("qwen3"), SamplingConfig(batch_size=32)
+    sampler.stops = [-1]
+    prompts = [SeededPrompt([5, 6 + seed], (), 1.0, 40, seed) for seed in range(16 + arrivals)]
+    events: list[str] = []
+    decode, prefill = ContinuousQueue._decode, ContinuousQueue._prefill
+    monkeypatch.setattr(
+        ContinuousQueue, "_decode", lambda queue: (events.append("token"), decode(queue))
+    )
+    monkeypatch.setattr(
+        ContinuousQueue,
+        "_prefill",
+        lambda queue, groups: (events.append(f"read {len(groups)}"), prefill(queue, groups))[1],
+    )
+
+    async def run() -> None:
+        first = start_all(sampler, prompts[:16], cfg)
+        while events.count("token") < 5:
+            await asyncio.sleep(0)
+        events.clear()
+        await asyncio.gather(*first, *start_all(sampler, prompts[16:], cfg))
+
+    asyncio.run(run())
+    assert events.index(f"read {arrivals}") == 1 + tokens  # one before their tasks run
 
 
 @float64()
