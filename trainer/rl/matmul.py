@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from scorekit.matmul import Trial, multiply, times_faster, trial_of
 
@@ -60,7 +60,7 @@ class OneDnnLinear(nn.Linear):  # type: ignore[misc]
         ):
             return linear(x, self.weight, self.bias)
         if not torch.is_grad_enabled():
-            return multiply(x, self.weight, self.bias)
+            return multiply_rows(x, self.weight, self.bias)
         product: Tensor = LinearProduct.apply(x, self.weight, self.bias)
         return product
 
@@ -71,7 +71,7 @@ class LinearProduct(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight_NK)
-        return multiply(x, weight_NK, bias_N)
+        return multiply_rows(x, weight_NK, bias_N)
 
     @staticmethod
     @once_differentiable
@@ -82,12 +82,46 @@ class LinearProduct(torch.autograd.Function):  # type: ignore[misc]
         gradient_RN = gradients[0].reshape(-1, weight_NK.shape[0])
         by_x = by_weight = by_bias = None
         if ctx.needs_input_grad[0]:
-            by_x = multiply(gradient_RN, weight_NK.t(), None).view(x.shape)
+            by_x = multiply_rows(gradient_RN, weight_NK.t(), None).view(x.shape)
         if ctx.needs_input_grad[1]:
             by_weight = _weight_gradient(gradient_RN, x.reshape(-1, x.shape[-1]))
         if ctx.needs_input_grad[2]:
             by_bias = gradient_RN.sum(0)
         return by_x, by_weight, by_bias
+
+
+def multiply_rows(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Return x W^T + bias, [..., N], of x [..., K], by products of few sizes.
+
+    oneDNN compiles a kernel for each number of rows, and does not free it: some milliseconds and
+    half a MiB for each product of a model. So rows of zeros round the number up.
+    """
+    outputs, inputs = weight_NK.shape
+    x_RK = x.reshape(-1, inputs)
+    rows = len(x_RK)
+    if inputs <= outputs or rows <= _PACKED_ROWS:
+        product_RN = multiply(_rounded_up(x_RK), weight_NK, bias_N)[:rows]
+    else:  # a copy of the product is smaller than one of x
+        parts = [
+            multiply(_rounded_up(part), weight_NK, bias_N) for part in x_RK.split(_PACKED_ROWS)
+        ]
+        product_RN = torch.cat([*parts[:-1], parts[-1][: rows % _PACKED_ROWS or None]])
+    return product_RN.view(*x.shape[:-1], outputs)
+
+
+def _rounded_up(x_RK: Tensor) -> Tensor:
+    """Return x with rows of zeros at its end, up to a number of rows that others have, too."""
+    padding = rounded_up(len(x_RK)) - len(x_RK)
+    return pad(x_RK, (0, 0, 0, padding)) if padding else x_RK
+
+
+def rounded_up(rows: int) -> int:
+    """Return a number that is larger by less than 16, or by at most a sixteenth.
+
+    Of the numbers up to 16,384 it returns 112.
+    """
+    step = max(16, 1 << (rows - 1).bit_length() >> 5)
+    return -(-rows // step) * step
 
 
 def _weight_gradient(gradient_RN: Tensor, x_RK: Tensor) -> Tensor:
@@ -98,8 +132,9 @@ def _weight_gradient(gradient_RN: Tensor, x_RK: Tensor) -> Tensor:
     """
     is_wide = x_RK.shape[1] >= gradient_RN.shape[1]
     total: Tensor | None = None
-    for g_RN, x_rK in zip(gradient_RN.split(_PACKED_ROWS), x_RK.split(_PACKED_ROWS), strict=True):
-        factors = (g_RN.t(), x_rK.t()) if is_wide else (x_rK.t(), g_RN.t())
+    for g_rN, x_rK in zip(gradient_RN.split(_PACKED_ROWS), x_RK.split(_PACKED_ROWS), strict=True):
+        g_rN, x_rK = _rounded_up(g_rN), _rounded_up(x_rK)
+        factors = (g_rN.t(), x_rK.t()) if is_wide else (x_rK.t(), g_rN.t())
         part = multiply(*factors, None)
         total = part if total is None else total.add_(part)
     assert total is not None

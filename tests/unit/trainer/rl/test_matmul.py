@@ -6,11 +6,13 @@ from copy import deepcopy
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from scorekit.matmul import MAX_ERROR
 from trainer.rl import matmul
-from trainer.rl.matmul import OneDnnLinear, try_onednn, use_onednn
+from trainer.rl.matmul import OneDnnLinear, rounded_up, try_onednn, use_onednn
 
 
 def network(dtype=torch.float32, bias=True):
@@ -54,6 +56,27 @@ def test_gradients_are_those_of_torch(shape, bias, monkeypatch):
         assert torch.allclose(result, torchs, rtol=1e-5, atol=1e-5)
         assert result.shape == torchs.shape
     assert len(calls) >= 6
+
+
+def test_many_numbers_of_rows_need_few_kernels(monkeypatch):
+    """oneDNN compiles a kernel for each, and does not free it."""
+    shapes, multiply = set(), matmul.multiply
+    monkeypatch.setattr(
+        matmul,
+        "multiply",
+        lambda x, *args: shapes.add((*x.shape, *args[0].shape)) or multiply(x, *args),
+    )
+    model = network()
+    use_onednn(model)
+    for rows in range(16, 1500, 7):
+        gradients(model, torch.randn(rows, 96))
+    assert len(shapes) <= 6 * len({rounded_up(rows) for rows in range(16, 1500)}) < 340
+
+
+@given(st.integers(1, 10**6))
+def test_rows_are_rounded_up_by_less_than_16_or_at_most_a_sixteenth(rows):
+    padding = rounded_up(rows) - rows
+    assert padding >= 0 and (padding < 16 or padding * 16 <= rows)
 
 
 def test_float64_has_the_same_bits(monkeypatch):
