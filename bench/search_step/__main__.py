@@ -44,6 +44,10 @@ def _beside_trl(sizes: Sizes, url: str) -> Iterator[Measurement]:
     for run_result in (*runs_by_side["ours"], *runs_by_side["trl"]):
         del run_result["first_texts"]
     yield from compare_cost(sizes, runs_by_side, "updates_s")
+    ours, theirs = (_median_beside_episodes(runs_by_side[name]) for name in ("ours", "trl"))
+    yield Measurement("  time of ours without the episodes, which are alike", ours, "s")
+    yield Measurement("  TRL's", theirs, "s")
+    yield Measurement("  time of ours", ours / theirs, "times TRL's")
     yield Measurement(
         "  share of the first update's episodes that are the same", same, "", at_least=1.0
     )
@@ -73,6 +77,14 @@ def _streaming(sizes: Sizes, url: str) -> Iterator[Measurement]:
     yield Measurement("  wait for rewards behind the last turn, streamed", waits[True], "s")
     yield Measurement("  the same, not streamed", waits[False], "s")
     yield Measurement("  saved of the wait", 1 - waits[True] / waits[False], "")
+
+
+def _median_beside_episodes(runs: list[dict[str, Any]]) -> float:
+    return statistics.median(
+        seconds - parts["rollout_s"]
+        for run_result in runs
+        for seconds, parts in zip(run_result["updates_s"], run_result["parts"], strict=True)
+    )
 
 
 def _median(runs: list[dict[str, Any]]) -> float:

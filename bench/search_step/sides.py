@@ -134,7 +134,8 @@ def trl_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
         train_dataset=Dataset.from_list([{"prompt": question.id} for question in player.train]),
     )
     trainer.train()
-    return _result(ends, sizes, player.first_texts)
+    parts = [{"rollout_s": seconds} for seconds in player.seconds]
+    return _result(ends, sizes, player.first_texts) | {"parts": parts[sizes.warm_up :]}
 
 
 def _trl_arguments(sizes: Sizes, folder: Path) -> Any:
@@ -188,6 +189,7 @@ class _Player:
         self._cfg, self._sizes, self._pages = cfg, sizes, Retriever(retriever)
         self.train, self.policy_inputs = load_train(cfg), inspect_policy(cfg)
         self.first_texts: list[str] = []
+        self.seconds: list[float] = []
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
         """Play episodes for TRL, which passes the id of a question for each episode."""
@@ -195,7 +197,9 @@ class _Player:
 
         update = trainer.state.global_step // self._sizes.steps + 1
         order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)
+        began = time.perf_counter()
         played = self._play(trainer, update, [self.train[index].model_copy() for index in order])
+        self.seconds.append(time.perf_counter() - began)
         if update == 1:
             self.first_texts = [episode.text for episode in played]
         by_id: dict[str, list[_Played]] = {}
