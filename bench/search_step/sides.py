@@ -197,9 +197,9 @@ class _Player:
 
         update = trainer.state.global_step // self._sizes.steps + 1
         order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)
-        began = time.perf_counter()
+        started = time.perf_counter()
         played = self._play(trainer, update, [self.train[index].model_copy() for index in order])
-        self.seconds.append(time.perf_counter() - began)
+        self.seconds.append(time.perf_counter() - started)
         if update == 1:
             self.first_texts = [episode.text for episode in played]
         by_id: dict[str, list[_Played]] = {}

@@ -100,13 +100,24 @@ def multiply_rows(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor
     x_RK = x.reshape(-1, inputs)
     rows = len(x_RK)
     if inputs <= outputs or rows <= _PACKED_ROWS:
-        product_RN = multiply(_rounded_up(x_RK), weight_NK, bias_N)[:rows]
+        product_RN = multiply(_rounded_up(x_RK), weight_NK, bias_N)
     else:  # a copy of the product is smaller than one of x
         parts = [
             multiply(_rounded_up(part), weight_NK, bias_N) for part in x_RK.split(_PACKED_ROWS)
         ]
         product_RN = torch.cat([*parts[:-1], parts[-1][: rows % _PACKED_ROWS or None]])
-    return product_RN.view(*x.shape[:-1], outputs)
+    return _without_padding(product_RN, torch.Size([*x.shape[:-1], outputs]))
+
+
+def _without_padding(product_RN: Tensor, shape: torch.Size) -> Tensor:
+    """Return the first rows of a contiguous product in this shape, in the same memory.
+
+    The result is no view: some models change a layer's output in place, which autograd does not
+    allow with a view that a function of ours returns.
+    """
+    strides = torch.empty(shape, device="meta").stride()
+    storage = product_RN.untyped_storage()
+    return product_RN.new_empty(0).set_(storage, product_RN.storage_offset(), shape, strides)
 
 
 def _rounded_up(x_RK: Tensor) -> Tensor:

@@ -134,7 +134,8 @@ def update_policy(
     temperature = temperature_of(rollouts, temperature)
     pad_id = pad_id_of(rollouts, pad_id)
     advantages = as_token_advantages(advantages, rollouts)
-    if bool((advantages.kl_token_mask & ~action_masks(rollouts)).any()):
+    masks_BT = advantages.mask | advantages.kl_token_mask
+    if bool((masks_BT & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or DistributedContext(next(policy_model.parameters()).device)
     model_options = (temperature, pad_id, dtype, banned_token_ids)

@@ -42,7 +42,9 @@ class BlockLayer(DynamicLayer):
         start = self._start_with_room(num_columns, num_new)
         if start is None:
             start = 0
-            old = (self.keys, self.values) if num_columns else (key_states[:, :, :0],) * 2
+            old = (self.keys, self.values)
+            if not num_columns:  # values may have another size than keys
+                old = (key_states[:, :, :0], value_states[:, :, :0])
             capacity = capacity_for(num_columns + num_new)
             keys, values = (stacked([(states, None)], num_columns, capacity) for states in old)
             self._storage = (keys, values)

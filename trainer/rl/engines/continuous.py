@@ -507,6 +507,8 @@ class ContinuousQueue(PromptQueue):
         `MAX_HELD` tokens.
         """
         count = len(self.waiting)
+        if not count:
+            self._num_held = 0
         if not count or (num_free < count and num_free * 8 < self._batch_size):
             return False
         if self._loop is None or count * 4 >= len(self.running()) or self._num_held >= MAX_HELD:

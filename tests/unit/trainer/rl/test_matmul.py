@@ -58,6 +58,27 @@ def test_gradients_are_those_of_torch(shape, bias, monkeypatch):
     assert len(calls) >= 6
 
 
+@pytest.mark.parametrize("shape", [(32,), (37,), (4, 50), (1100,)])
+def test_an_output_can_be_changed_in_place(shape):
+    """Llama 4 adds to it, OLMo clips it."""
+    x = torch.randn(*shape, 96)
+
+    class Doubled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, x):
+            return self.layers[2](self.layers[0](x).clamp_(-1, 1)).mul_(2)
+
+    torch.manual_seed(0)
+    model = Doubled()
+    expected = gradients(model, x)
+    assert use_onednn(model) == 2
+    for result, torchs in zip(gradients(model, x), expected, strict=True):
+        assert torch.allclose(result, torchs, rtol=1e-5, atol=1e-5)
+
+
 def test_many_numbers_of_rows_need_few_kernels(monkeypatch):
     """oneDNN compiles a kernel for each, and does not free it."""
     shapes, multiply = set(), matmul.multiply

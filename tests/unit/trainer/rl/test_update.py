@@ -143,16 +143,18 @@ def test_what_the_environment_said_is_not_learned_from(algorithm: str) -> None:
     rollouts, advantages = batch()
     rollouts[2].action_mask = [True, True, False, False, True, True]
     model = tiny_llama(TOKENIZER)
-    with pytest.raises(ValueError, match="beyond the action mask"):
-        update_policy(
-            rollouts,
-            advantages,
-            torch.optim.SGD(model.parameters()),
-            config(),
-            policy_model=model,
-            temperature=1.0,
-            pad_id=0,
-        )
+    without_kl = replace(advantages, kl_mask=torch.zeros_like(advantages.mask))
+    for beyond in (advantages, without_kl):
+        with pytest.raises(ValueError, match="beyond the action mask"):
+            update_policy(
+                rollouts,
+                beyond,
+                torch.optim.SGD(model.parameters()),
+                config(),
+                policy_model=model,
+                temperature=1.0,
+                pad_id=0,
+            )
 
 
 @pytest.mark.parametrize(("loss_mean", "parts"), [("token", (1, 6)), ("sequence", (1, 1))])

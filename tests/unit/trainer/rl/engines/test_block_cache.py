@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -109,6 +110,17 @@ def test_columns_are_removed_on_the_left_without_a_copy(monkeypatch: Any) -> Non
     assert copies[::2] == [0]
     layer.update(states(2, 1), states(2, 1))
     assert copies[::2] == [0, BLOCK - 5]
+
+
+@pytest.mark.parametrize(("heads", "size"), [(2, 3), (1, 1), (3, 6)])
+def test_values_may_have_another_size_than_keys(heads: int, size: int) -> None:
+    """DeepSeek's keys and values have."""
+    layer, expected = BlockLayer(), torch.empty(2, heads, 0, size)
+    for columns in (5, 1, BLOCK):
+        values = torch.randn(2, heads, columns, size)
+        expected = torch.cat([expected, values], 2)
+        keys, stored = layer.update(states(2, columns), values)
+        assert torch.equal(stored, expected) and keys.shape == (2, 2, expected.shape[2], 4)
 
 
 def test_rows_of_batches_end_together_behind_zeros() -> None:
