@@ -93,7 +93,7 @@ class LinearProduct(torch.autograd.Function):  # type: ignore[misc]
 def multiply_rows(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     """Return x W^T + bias, [..., N], of x [..., K], by products of few sizes.
 
-    oneDNN compiles a kernel for each number of rows, and does not free it: some milliseconds and
+    oneDNN compiles a kernel for each number of rows and keeps a thousand: some milliseconds and
     half a MiB for each product of a model. So rows of zeros round the number up.
     """
     outputs, inputs = weight_NK.shape

@@ -33,7 +33,7 @@ from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 #: Padded tokens of the prompts that are read in one pass.
 PREFILL_TOKENS = 2**14
-#: Tokens of the running rows that a prompt waits for others to be read with it.
+#: Tokens that running rows get at most while prompts wait to be read together.
 MAX_HELD = 8
 
 #: Keys or values [rows, heads, columns, size] of several batches, and the rows to take (None: all).
@@ -437,7 +437,7 @@ class ContinuousQueue(PromptQueue):
         self._stops = frozenset(stops)
         self._pad_id = pad_id
         self._weight_version = weight_version
-        self._num_held = 0
+        self._num_held = 0  # tokens that running rows got while the waiting prompts were held
         self._rows: list[CompletionRow] = []
         self._cache: RowCache | None = None
         self._cache_name = str(cache_parameter(model))
@@ -508,7 +508,7 @@ class ContinuousQueue(PromptQueue):
         """
         count = len(self.waiting)
         if not count:
-            self._num_held = 0
+            self._num_held = 0  # those that waited may have been cancelled
         if not count or (num_free < count and num_free * 8 < self._batch_size):
             return False
         if self._loop is None or count * 4 >= len(self.running()) or self._num_held >= MAX_HELD:
