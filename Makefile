@@ -80,13 +80,13 @@ docs-serve: setup env-docs ## the site at http://127.0.0.1:8009, built again whe
 	$(PY) -m tools.docs build/docs --watch & trap "kill $$!" EXIT; \
 	  .venv-docs/bin/zensical serve -f mkdocs.yml -a 127.0.0.1:$(or $(PORT),8009)
 
-demo: setup ## the main job on small real models: score, evaluate, train, compare (about 5 minutes)
+demo: setup ## the main job on small real models: score, evaluate, train, compare (150 s on two quiet cores)
 	$(PY) -m demo
 
 demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)
 	$(PY) -m demo.synth
 
-demo-roleplay: setup ## a Korean role-play policy: chat template checked, SFT, GRPO with five rewards (143 s on two quiet cores)
+demo-roleplay: setup ## a Korean role-play policy: chat template checked, SFT, GRPO with five rewards (3 minutes)
 	$(PY) -m demo.roleplay
 
 demo-search: setup ## evidence in document pages: PDFs to an index, a small searcher that learns in two phases, a page to look at (5 minutes)

@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[1]
 DATA, MODELS = ROOT / "demo/data", ROOT / "demo/models"
 #: The message of a demo that a signal ends.
 STOPPED = "stopped; every process that the demo started has ended"
+#: Threads of a trainer. The services wait while it updates, so two cores are free for it; a machine
+#: with more takes no more, since the digits may depend on the number.
+TRAINER_THREADS = 2
 
 console = Console(highlight=False)
 

@@ -9,13 +9,22 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from demo.common import DATA, MODELS, ROOT, console, print_step, run_checked, set_flags
+from demo.common import (
+    DATA,
+    MODELS,
+    ROOT,
+    TRAINER_THREADS,
+    console,
+    print_step,
+    run_checked,
+    set_flags,
+)
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.paired import mean_interval
 from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
-from testing.processes import exit_on_sigterm, running_service
+from testing.processes import exit_on_sigterm, running_services
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
 
@@ -32,11 +41,11 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     print_step("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
     # A score that depends on which requests met in a batch differs in its last bits from run to
     # run, and some updates later a sample does.
-    flags = ("--own-batches", "--model")
-    with (
-        running_service("metricx", run_dir, *flags, str(MODELS / "metricx")) as metricx_url,
-        running_service("xcomet", run_dir, *flags, str(MODELS / "xcomet")) as xcomet_url,
-    ):
+    services = {
+        name: ("--own-batches", "--model", str(MODELS / name)) for name in ("metricx", "xcomet")
+    }
+    with running_services(run_dir, services) as urls:
+        metricx_url, xcomet_url = urls["metricx"], urls["xcomet"]
         console.print(f"   {metricx_url}   {xcomet_url}   (logs in {run_dir}/)")
         print_step("2", f"Scoring {SCORED} real translations; the worst of them, errors marked")
         score_real_translations(metricx_url, xcomet_url)
@@ -95,7 +104,11 @@ def train(
     run_dir: Path, metricx_url: str, xcomet_url: str, updates: int | None, limit: int | None
 ) -> None:
     """Run `python -m trainer train` in a separate process, as a user would."""
-    settings: dict[str, object] = {"misc.run_dir": run_dir, "misc.overwrite": "true"}
+    settings: dict[str, object] = {
+        "misc.run_dir": run_dir,
+        "misc.overwrite": "true",
+        "misc.threads": TRAINER_THREADS,
+    }
     if updates is not None:  # the warm-up of the config may be longer than so short a run
         settings |= {"rl.num_updates": updates, "rl.warmup_updates": min(3, updates - 1)}
     settings["eval.eval_limit"] = limit

@@ -36,7 +36,7 @@ from testing.processes import (
     free_port,
     run_module,
     running,
-    running_service,
+    running_services,
 )
 
 CONFIG = ROOT / "configs/synth/demo.yaml"
@@ -57,9 +57,9 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
     print_step("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
     with (
         running_teacher(logs) as teacher,
-        running_service("metricx", logs, "--model", str(METRICX)) as metricx,
-        running_service("judge", logs) as judge,
+        running_services(logs, {"metricx": ("--model", str(METRICX)), "judge": ()}) as urls,
     ):
+        metricx, judge = urls["metricx"], urls["judge"]
         console.print(f"   {teacher}   {metricx}   {judge}   (logs in {logs}/)")
         shard = write_shard(run_dir / "madlad", documents("en"), lang="en")
         print_step("2", f"All seven stages on {shard}")

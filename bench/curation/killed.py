@@ -27,7 +27,7 @@ from bench.common import WORK, Measurement, run
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
 from demo.search.loop.wrong_references import write_questions
-from demo.search.measured_sets import HELD_OUT, running_services, service_settings
+from demo.search.measured_sets import HELD_OUT, service_settings, shared_services
 from scorekit.processes import end_with_parent
 from testing.openai_server import FakeOpenAI
 from testing.processes import child_environment, serving
@@ -97,7 +97,7 @@ def _servers() -> Iterator[dict[str, str]]:
 
     rewriter = FakeOpenAI("rewriter", respond=rephrase, records=False)
     with ExitStack() as stack:
-        urls = stack.enter_context(running_services(FOLDER, [HELD_OUT]))[HELD_OUT]
+        urls = stack.enter_context(shared_services(FOLDER, [HELD_OUT]))[HELD_OUT]
         verifier = stack.enter_context(serving(create_app(name=NAME, answerer=Verifying(seed=1))))
         yield service_settings(urls) | {
             "verify.verifier.base_url": f"{verifier}/v1",

@@ -42,7 +42,7 @@ from demo.search.policy import searcher
 from demo.search.reading import CORPUS, FINAL_CORPUS
 from demo.search.run import ingest
 from scorekit.retrieval.client import Retriever
-from testing.processes import running_service, serving
+from testing.processes import running_services, serving
 from trainer.search.answer.config import MAX_PIXELS, AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.config import SearchData, SightConfig
@@ -136,14 +136,13 @@ def _services(folder: Path) -> Iterator[Services]:
     reader = answerer.reader = PlacingReader(CORPUS, FINAL_CORPUS)
     index = str(folder / "index")
     with (
-        running_service("retriever", folder, "--index", index) as retriever,
-        running_service("judge", folder) as judge,
+        running_services(folder, {"retriever": ("--index", index), "judge": ()}) as urls,
         serving(create_app(answerer=answerer)) as generator,
         serving(searcher(reader).app) as policy,
-        Retriever(retriever) as pages,
+        Retriever(urls["retriever"]) as pages,
     ):
         chat = {"base_url": f"{generator}/v1", "model": GENERATOR, "deadline_s": 3600.0}
-        yield Services(pages, policy, reader, {"generator": chat, "judge": {"url": judge}})
+        yield Services(pages, policy, reader, {"generator": chat, "judge": {"url": urls["judge"]}})
 
 
 def _compare(

@@ -7,7 +7,16 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from demo.common import DATA, MODELS, ROOT, console, print_step, run_checked, set_flags
+from demo.common import (
+    DATA,
+    MODELS,
+    ROOT,
+    TRAINER_THREADS,
+    console,
+    print_step,
+    run_checked,
+    set_flags,
+)
 from demo.roleplay.compare import read_stage, show_samples, show_stats, verdict
 from scorekit.errors import UserError
 from testing.processes import exit_on_sigterm, run_module, running_service
@@ -83,7 +92,8 @@ def steps_of(updates: int) -> dict[str, object]:
 
 def run_trainer(command: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
     """Run `python -m trainer COMMAND` in a separate process, as a user would."""
-    run_checked("trainer", command, "--config", str(config), *set_flags(settings), *flags)
+    all_settings = set_flags({"misc.threads": TRAINER_THREADS, **settings})
+    run_checked("trainer", command, "--config", str(config), *all_settings, *flags)
 
 
 def show(run_dir: Path, started: float) -> None:

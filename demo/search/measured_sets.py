@@ -45,7 +45,7 @@ SETS = {
 
 
 @contextmanager
-def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
+def shared_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
     """Start the services that all runs share, and yield their URLs by set.
 
     They are each set's index, the judge by rules, and both generators.

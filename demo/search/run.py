@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from demo.common import ROOT, console, print_step, run_checked, set_flags
+from demo.common import ROOT, TRAINER_THREADS, console, print_step, run_checked, set_flags
 from demo.search.compare import read_stage, show_episode, show_stats, show_types, verdict
 from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
 from demo.search.policy import NAME as SEARCHER
 from demo.search.policy import searcher
-from testing.processes import exit_on_sigterm, running_service, serving
+from testing.processes import exit_on_sigterm, running_services, serving
 
 HERE = Path(__file__).parent
 CONFIG = ROOT / "configs/search/demo.yaml"
@@ -41,7 +41,8 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
         question_flags = ["--question", QUESTION, "--reference", REFERENCE, "--gold", GOLD]
         ask_dir = run_dir / "ask" / time.strftime("%Y%m%d-%H%M%S")
         trainer("ask", *policy, *settings, *question_flags, "--out", str(ask_dir))
-        services = settings[2:]  # without --config and its file
+        # Without --config and its file
+        services = [*settings[2:], *set_flags({"misc.threads": TRAINER_THREADS})]
         shorter = set_flags({"rl.num_updates": updates, "eval.eval_limit": limit})
         print_step(
             "4", "A small policy as it comes, on questions about documents that are in no training"
@@ -104,13 +105,13 @@ def open_services(folder: Path) -> Iterator[tuple[list[str], list[str]]]:
     """
     with ExitStack() as running:
         index = str(folder / "index")
-        retriever = running.enter_context(running_service("retriever", folder, "--index", index))
-        judge = running.enter_context(running_service("judge", folder))
+        services = {"retriever": ("--index", index), "judge": ()}
+        urls = running.enter_context(running_services(folder, services))
         generator = running.enter_context(serving(create_app()))
         policy = running.enter_context(serving(searcher().app))
         keys = {
-            "retriever.url": retriever,
-            "answering.judge.url": judge,
+            "retriever.url": urls["retriever"],
+            "answering.judge.url": urls["judge"],
             "answering.generator.base_url": f"{generator}/v1",
             "answering.generator.model": GENERATOR,
         }

@@ -26,7 +26,7 @@ from demo.run import CONFIG
 from scorekit.command import run_command
 from scorekit.net.http_clients import async_client
 from scorekit.paired import mean_interval
-from testing.processes import exit_on_sigterm, run_module, running_service, serving
+from testing.processes import exit_on_sigterm, run_module, running_services, serving
 from trainer.runs.run_log import read_jsonl
 
 FIGURES = (
@@ -138,12 +138,14 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     outcomes: dict[str, dict[str, Any]] = {}
     with (
-        running_service("metricx", work, "--model", str(MODELS / "metricx")) as metricx,
-        running_service("xcomet", work, "--model", str(MODELS / "xcomet")) as xcomet,
-        serving(shuffling_proxy(metricx, 1)) as shuffled_metricx,
-        serving(shuffling_proxy(xcomet, 2)) as shuffled_xcomet,
+        running_services(
+            work, {name: ("--model", str(MODELS / name)) for name in ("metricx", "xcomet")}
+        ) as services,
+        serving(shuffling_proxy(services["metricx"], 1)) as shuffled_metricx,
+        serving(shuffling_proxy(services["xcomet"], 2)) as shuffled_xcomet,
     ):
-        arms = [(f"seed {seed}", seed, (metricx, xcomet)) for seed in args.seeds]
+        rewards = (services["metricx"], services["xcomet"])
+        arms = [(f"seed {seed}", seed, rewards) for seed in args.seeds]
         arms.append(("shuffled rewards", args.seeds[0], (shuffled_metricx, shuffled_xcomet)))
         for name, seed, urls in arms:
             folder = work / name.replace(" ", "_")

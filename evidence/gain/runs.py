@@ -31,7 +31,7 @@ from evidence.gain.arms import (
 from evidence.gain.data import write_sets
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
-from testing.processes import run_module, running_service
+from testing.processes import run_module, running_services
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
 
 console = Console(stderr=True, highlight=False)
@@ -84,12 +84,8 @@ def run_plan(plan: Plan) -> None:
     from evidence.gain.measure import Measure
 
     with contextlib.ExitStack() as stack:
-        urls = {
-            name: stack.enter_context(
-                running_service(name, plan.folder, "--model", str(plan.start / name))
-            )
-            for name in ("metricx", "xcomet")
-        }
+        flags = {name: ("--model", str(plan.start / name)) for name in ("metricx", "xcomet")}
+        urls = stack.enter_context(running_services(plan.folder, flags))
         if plan.has_headroom:
             measure_headroom(plan, urls)
         measure = Measure(plan, urls, COMMON)

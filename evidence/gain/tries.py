@@ -35,7 +35,7 @@ from evidence.gain.runs import (
 from evidence.seeds import PAGES, check_arms, wrapped, write_section
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
-from testing.processes import exit_on_sigterm, running_service
+from testing.processes import exit_on_sigterm, running_services
 
 PAGE = PAGES / "translation.md"
 BEGIN = "<!-- written by `python -m evidence.gain.tries` -->"
@@ -135,10 +135,8 @@ def check_starts(start: Path, names: Sequence[str]) -> None:
 def serve(stack: contextlib.ExitStack, models: Path, logs: Path) -> dict[str, str]:
     """Serve both metrics of a folder; return their URLs."""
     logs.mkdir(parents=True, exist_ok=True)
-    return {
-        name: stack.enter_context(running_service(name, logs, "--model", str(models / name)))
-        for name in ("metricx", "xcomet")
-    }
+    flags = {name: ("--model", str(models / name)) for name in ("metricx", "xcomet")}
+    return stack.enter_context(running_services(logs, flags))
 
 
 def run_one(

@@ -31,7 +31,7 @@ from typing import Any
 from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
 from demo.search.loop.wrong_references import write_questions
-from demo.search.measured_sets import SETS, running_services
+from demo.search.measured_sets import SETS, shared_services
 from evidence.loop.rounds import compared, play, run_seeds
 from scorekit.command import run_command
 from trainer.runs.run_log import read_jsonl
@@ -53,7 +53,7 @@ def questions(quick: bool, seeds: Sequence[int], jobs: int) -> Iterator[Measurem
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         write_questions(folder / f"questions-{seed}.jsonl", every, seed)
-    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(jobs) as pool:
+    with shared_services(folder, list(SETS)) as urls, ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda seed: _play_arms(folder, seed, updates, urls), seeds))
     for set_name in SETS:
         yield from compared(folder, set_name, _PAIRS, seeds)

@@ -25,7 +25,7 @@ import yaml
 from bench.common import WORK, Measurement
 from demo.search.loop.run import rounds_of
 from demo.search.loop.wrong_references import write_questions
-from demo.search.measured_sets import HELD_OUT, SETS, running_services, service_settings
+from demo.search.measured_sets import HELD_OUT, SETS, service_settings, shared_services
 from evidence.loop.rounds import (
     SETTINGS,
     compared,
@@ -50,7 +50,7 @@ def questions(quick: bool, seeds: Sequence[int], jobs: int) -> Iterator[Measurem
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         write_questions(folder / f"questions-{seed}.jsonl", every, seed)
-    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(jobs) as pool:
+    with shared_services(folder, list(SETS)) as urls, ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda seed: _play(folder, seed, updates, urls), seeds))
     for end in ("-sft", ""):
         for set_name in SETS:

@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 
 from bench.common import RESULTS, WORK, machine, write_json
-from demo.search.measured_sets import running_services
+from demo.search.measured_sets import shared_services
 from evidence.phases.runs import ARMS, START, Plan, make_plan, run
 from evidence.search.arms import POLICY
 from evidence.search.runs import services_of
@@ -37,7 +37,7 @@ def run_plan(plan: Plan, jobs: int) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_policy(plan.folder, POLICY)
     os.environ.update(child_environment())
-    with running_services(plan.folder, plan.sets) as urls, workers(plan.folder, jobs) as pool:
+    with shared_services(plan.folder, plan.sets) as urls, workers(plan.folder, jobs) as pool:
         services = dict(services_of(urls, plan.folder))
         running: dict[Future[float], tuple[str, int]] = {}
 

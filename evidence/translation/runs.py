@@ -14,7 +14,7 @@ from bench.common import ROOT, machine, write_json
 from evidence.seeds import run_logged
 from evidence.translation.arms import CONFIG, HELD_OUT, Arm, Plan, overrides
 from scorekit.client import SyncScoringClient
-from testing.processes import running_service, serving
+from testing.processes import running_services, serving
 
 
 class Bench:
@@ -88,12 +88,9 @@ def run_plan(plan: Plan, out: Path, summarise: Callable[[Plan], dict[str, Any]])
     before = machine()
     plan.folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        urls = {
-            name: stack.enter_context(
-                running_service(name, plan.folder, "--model", str(ROOT / f"demo/models/{name}"))
-            )
-            for name in ("metricx", "xcomet")
-        }
+        models = {name: str(ROOT / f"demo/models/{name}") for name in ("metricx", "xcomet")}
+        flags = {name: ("--model", model) for name, model in models.items()}
+        urls = stack.enter_context(running_services(plan.folder, flags))
         if plan.omissions:
             urls["judge"] = stack.enter_context(_omission_teller())
         bench = Bench(plan, urls)

@@ -29,7 +29,7 @@ from demo.synth import running_teacher
 from scorekit.command import run_command
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from testing.processes import exit_on_sigterm, free_port, running, running_service
+from testing.processes import exit_on_sigterm, free_port, running, running_services
 from testing.servers import wait_ready, wait_until
 from tools.tracing.record import FileTrace
 
@@ -76,11 +76,9 @@ def trace_prompt(folder: Path) -> Trace:
         "eval.eval_limit": 8,
     }
     flags = ("--config", str(ROOT / "configs/translation/demo.yaml"), *set_flags(values))
-    with (
-        running_service("metricx", folder, "--model", str(MODELS / "metricx")) as metricx,
-        running_service("xcomet", folder, "--model", str(MODELS / "xcomet")) as xcomet,
-    ):
-        urls = {"METRICX_URL": metricx, "XCOMET_URL": xcomet}
+    models = {name: ("--model", str(MODELS / name)) for name in ("metricx", "xcomet")}
+    with running_services(folder, models) as services:
+        urls = {"METRICX_URL": services["metricx"], "XCOMET_URL": services["xcomet"]}
         return _record(folder, "trainer", "train", *flags, within=UPDATE, call=2, env=urls)
 
 
@@ -102,8 +100,9 @@ def trace_sentence(folder: Path) -> Trace:
     """Trace the whole synthesis of some sentences, from the command to the exported pairs."""
     with (
         running_teacher(folder) as teacher,
-        running_service("metricx", folder, "--model", str(MODELS / "metricx")) as metricx,
-        running_service("judge", folder) as judge,
+        running_services(
+            folder, {"metricx": ("--model", str(MODELS / "metricx")), "judge": ()}
+        ) as urls,
     ):
         values: dict[str, object] = {
             "run.out_dir": folder / "run",
@@ -112,8 +111,8 @@ def trace_sentence(folder: Path) -> Trace:
             "data.target_examples_total": 6,
             "final_generation.num_candidates": 8,
             "teacher.base_url": teacher,
-            "metricx.url": metricx,
-            "filters.llm_judge.url": judge,
+            "metricx.url": urls["metricx"],
+            "filters.llm_judge.url": urls["judge"],
         }
         flags = ("--config", str(SYNTH), "--stage", "all", "--yes", *set_flags(values))
         trace = _record(folder, "synth", "run", *flags)

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from demo.common import ROOT, console, set_flags
+from demo.common import ROOT, TRAINER_THREADS, console, set_flags
 from demo.search.generator import create_app
 from demo.search.loop.knowing import NAME as KNOWING
 from demo.search.loop.knowing import KnowingAnswerer, is_known
@@ -63,6 +63,8 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
             "train.answering.generator.model": KNOWING,
             "train.data.train": run_dir / "questions.jsonl",
             "train.misc.seed": seed,
+            "train.misc.threads": TRAINER_THREADS,
+            "sft.misc.threads": TRAINER_THREADS,
             "curation.verify.verifier.base_url": f"{url}/v1",
             "curation.verify.verifier.model": NAME,
         }

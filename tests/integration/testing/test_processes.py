@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from scorekit.errors import UserError
+from testing import processes
 from testing.servers import alive, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -92,3 +97,35 @@ def test_the_demo_and_its_servers_end_when_the_make_that_runs_it_is_killed(tmp_p
     make.kill()
     make.wait()
     wait_until(lambda: not alive(server))
+
+
+def test_services_are_started_before_the_first_is_waited_for(tmp_path, monkeypatch):
+    logs = [tmp_path / "judge.log", tmp_path / "embedder.log"]
+    running_when_waited: list[bool] = []
+    wait_ready = processes._wait_ready
+
+    def noting(*args):
+        running_when_waited.append(all(log.exists() for log in logs))
+        wait_ready(*args)
+
+    monkeypatch.setattr(processes, "_wait_ready", noting)
+    services = {"judge": (), "embedder": ("--model", str(ROOT / "demo/models/encoder"))}
+    with processes.running_services(tmp_path, services) as urls:
+        for name, url in urls.items():
+            with urllib.request.urlopen(f"{url}/v1/info") as answer:
+                assert json.load(answer)["service"] == name
+    assert running_when_waited == [True, True]
+
+
+def test_a_service_that_ends_is_named_with_its_log_and_ends_the_others(tmp_path):
+    services = {"judge": (), "embedder": ("--model", str(tmp_path / "missing"))}
+    with (
+        pytest.raises(UserError, match=r"(?s)embedder ended; the end of .*missing"),
+        processes.running_services(tmp_path, services),
+    ):
+        pass
+    commands = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            commands.append(entry.read_bytes())
+    assert commands and not any(str(tmp_path).encode() in command for command in commands)
