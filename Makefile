@@ -80,7 +80,7 @@ docs-serve: setup env-docs ## the site at http://127.0.0.1:8009, built again whe
 	$(PY) -m tools.docs build/docs --watch & trap "kill $$!" EXIT; \
 	  .venv-docs/bin/zensical serve -f mkdocs.yml -a 127.0.0.1:$(or $(PORT),8009)
 
-demo: setup ## the main job on small real models: score, evaluate, train, compare (150 s on two quiet cores)
+demo: setup ## the main job on small real models: score, evaluate, train, compare (3 minutes)
 	$(PY) -m demo
 
 demo-synth: setup ## synthetic parallel data on small real models, from documents to Parquet and report (3 minutes)

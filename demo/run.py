@@ -38,6 +38,9 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
+    # What is cached of a run leaves other samples for a batch, so last bits would differ.
+    for cache_file in run_dir.glob("*.sqlite*"):
+        cache_file.unlink()
     print_step("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
     # A score that depends on which requests met in a batch differs in its last bits from run to
     # run, and some updates later a sample does.

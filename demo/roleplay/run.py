@@ -40,7 +40,7 @@ def run_demo(
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
     template, mended = run_dir / "chat_template.fixed.jinja", run_dir / "sft-policy"
-    limits = {} if limit is None else {"eval.eval_limit": limit}
+    limits = {"misc.threads": TRAINER_THREADS, "eval.eval_limit": limit}
     print_step("1", "Where does a reply end? The chat template of the policy, checked")
     check_template(template)
     print_step("2", "Serving the sentence encoder for the rewards")
@@ -51,7 +51,7 @@ def run_demo(
         start = {"policy.path": POLICY, "misc.run_dir": run_dir / "start"}
         run_trainer("evaluate", GRPO, {**start, **rewards}, "--overwrite")
         print_step("4", "SFT on the same noisy dialogues, the template mended")
-        train_sft(run_dir / "sft", template, mended, sft_steps)
+        train_sft(run_dir / "sft", template, mended, sft_steps, TRAINER_THREADS)
         print_step("5", "GRPO with five rewards")
         grpo = {"policy.path": mended, "misc.run_dir": run_dir / "grpo", "misc.overwrite": "true"}
         shorter = {} if grpo_steps is None else steps_of(grpo_steps)
@@ -72,14 +72,21 @@ def check_template(mended: Path) -> None:
         raise UserError(f"the mended template is still at fault (exit code {code})")
 
 
-def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None:
-    """Run SFT from the start policy, and export its last checkpoint as a plain folder."""
+def train_sft(
+    folder: Path, template: Path, to: Path, steps: int | None, threads: int | None = None
+) -> None:
+    """Run SFT from the start policy, and export its last checkpoint as a plain folder.
+
+    steps, threads: None: the config's.
+    """
     settings: dict[str, object] = {
         "chat.template": template,
         "misc.run_dir": folder,
         "misc.overwrite": "true",
+        "misc.threads": threads,
+        "sft.max_steps": steps,
     }
-    run_trainer("sft", SFT, settings | ({} if steps is None else {"sft.max_steps": steps}))
+    run_trainer("sft", SFT, settings)
     if to.exists():
         shutil.rmtree(to)
     run_checked("trainer", "export", str(folder), "--to", str(to))
@@ -92,8 +99,7 @@ def steps_of(updates: int) -> dict[str, object]:
 
 def run_trainer(command: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
     """Run `python -m trainer COMMAND` in a separate process, as a user would."""
-    all_settings = set_flags({"misc.threads": TRAINER_THREADS, **settings})
-    run_checked("trainer", command, "--config", str(config), *all_settings, *flags)
+    run_checked("trainer", command, "--config", str(config), *set_flags(settings), *flags)
 
 
 def show(run_dir: Path, started: float) -> None:

@@ -129,3 +129,15 @@ def test_a_service_that_ends_is_named_with_its_log_and_ends_the_others(tmp_path)
         with contextlib.suppress(OSError):  # it has ended meanwhile
             commands.append(entry.read_bytes())
     assert commands and not any(str(tmp_path).encode() in command for command in commands)
+
+
+def test_services_that_start_at_once_have_different_ports(tmp_path, monkeypatch):
+    first, second = processes.free_port(), processes.free_port()
+    ports = iter([first, first, second])
+    monkeypatch.setattr(processes, "free_port", lambda: next(ports))
+    services = {"judge": (), "embedder": ("--model", str(ROOT / "demo/models/encoder"))}
+    with processes.running_services(tmp_path, services) as urls:
+        assert urls == {
+            "judge": f"http://127.0.0.1:{first}",
+            "embedder": f"http://127.0.0.1:{second}",
+        }
