@@ -38,15 +38,16 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    # What is cached of a run leaves other samples for a batch, so last bits would differ.
-    for cache_file in run_dir.glob("*.sqlite*"):
-        cache_file.unlink()
     print_step("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
     # A score that depends on which requests met in a batch differs in its last bits from run to
     # run, and some updates later a sample does.
     services = {
         name: ("--own-batches", "--model", str(MODELS / name)) for name in ("metricx", "xcomet")
     }
+    # Nor may it depend on what a run before has left in the caches: the rest makes other batches.
+    for name in services:
+        for cache_file in run_dir.glob(f"{name}.sqlite*"):
+            cache_file.unlink()
     with running_services(run_dir, services) as urls:
         metricx_url, xcomet_url = urls["metricx"], urls["xcomet"]
         console.print(f"   {metricx_url}   {xcomet_url}   (logs in {run_dir}/)")

@@ -42,9 +42,13 @@ def _children_of(run_dir) -> list[str]:
 
 @pytest.mark.slow
 def test_the_demo_scores_trains_compares_and_leaves_nothing_running(tmp_path):
+    (tmp_path / "metricx.sqlite").write_text("of a run before", encoding="utf-8")
+    (tmp_path / "mine.sqlite").write_text("no cache of the demo", encoding="utf-8")
     process = _start(tmp_path, "--updates", "2", "--limit", "40")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
+    assert (tmp_path / "metricx.sqlite").read_bytes().startswith(b"SQLite format 3")
+    assert (tmp_path / "mine.sqlite").read_text(encoding="utf-8") == "no cache of the demo"
     for text in ("200 of 200 scored", "before", "after", "chrF (never a reward)", "report.html"):
         assert text in output
     evals = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
