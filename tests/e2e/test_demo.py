@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -40,15 +41,21 @@ def _children_of(run_dir) -> list[str]:
     return commands
 
 
+def _tables(path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return {name for (name,) in database.execute("select name from sqlite_master")}
+
+
 @pytest.mark.slow
 def test_the_demo_scores_trains_compares_and_leaves_nothing_running(tmp_path):
-    (tmp_path / "metricx.sqlite").write_text("of a run before", encoding="utf-8")
-    (tmp_path / "mine.sqlite").write_text("no cache of the demo", encoding="utf-8")
+    for name in ("metricx.sqlite", "mine.sqlite"):  # a cache of a run before, and no cache of it
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as database:
+            database.execute("create table before (k)")
     process = _start(tmp_path, "--updates", "2", "--limit", "40")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    assert (tmp_path / "metricx.sqlite").read_bytes().startswith(b"SQLite format 3")
-    assert (tmp_path / "mine.sqlite").read_text(encoding="utf-8") == "no cache of the demo"
+    assert not _tables(tmp_path / "metricx.sqlite") & {"before"}
+    assert _tables(tmp_path / "mine.sqlite") == {"before"}
     for text in ("200 of 200 scored", "before", "after", "chrF (never a reward)", "report.html"):
         assert text in output
     evals = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
